@@ -1,7 +1,7 @@
 """Arithmetic shared by every op that reads or writes quantized data: scales, saturation, fp4 codes, blocks.
 
-The statements here are in fp32 on purpose, also for float64 inputs. Quantized data are a discrete function of the fp32
-quotient ``x / scale``, so an oracle in float64 would round some values the other way.
+The statements here are in fp32 on purpose, also for float64 inputs. Quantized data are a discrete function of the
+fp32 quotient ``x / scale``, so an oracle in float64 would round some values the other way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FP8_MAX: dict[torch.dtype, float] = {
 FP4_MAX = 6.0
 INT8_MAX = 127.0
 
-_FP32_TINY = 2.0**-126  # smallest normal: below it, devices that flush subnormals would divide by zero
+FP32_TINY = 2.0**-126  # smallest normal: below it, devices that flush subnormals would divide by zero
 _E8M0_NAN = 255
 
 
@@ -29,7 +29,7 @@ def fp8_scale(amax: Tensor, fmax: float, ue8m0: bool = False) -> Tensor:
     With ``ue8m0`` the result is the smallest power of two that is not below ``amax / fmax``.
     """
     amax = torch.nan_to_num(amax.to(torch.float32), nan=0.0)
-    scale = (amax / fmax).clamp(min=_FP32_TINY)
+    scale = (amax / fmax).clamp(min=FP32_TINY)
     if not ue8m0:
         return scale
     # The quotient is exact enough: for every fmax in use, one fp32 step of amax above a power of two survives the
@@ -115,3 +115,29 @@ def block_amax(x: Tensor, size: int) -> Tensor:
 def row_amax(x: Tensor) -> Tensor:
     """Return the fp32 absolute maximum over the last dim (not empty), kept as size 1; NaN counts as 0."""
     return torch.nan_to_num(x.to(torch.float32).abs(), nan=0.0).amax(-1, keepdim=True)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to ``dtype``, in contiguous storage; float64, which only the oracle uses, stays as it is."""
+    return (x if x.dtype is torch.float64 else x.to(dtype)).contiguous()
+
+
+def computing(*tensors: Tensor | None) -> torch.dtype:
+    """Return the dtype a reference body computes in: float64 if any argument is, else float32."""
+    return torch.float64 if any(t is not None and t.dtype is torch.float64 for t in tensors) else torch.float32
+
+
+def tensor_amax(x: Tensor) -> Tensor:
+    """Return the fp32 absolute maximum of all elements as one element, 0 where there is none; NaN counts as 0."""
+    rows = row_amax(x).reshape(-1)
+    return torch.nn.functional.pad(rows, (0, 1)).amax(0, keepdim=True)
+
+
+def block_has_nan(x: Tensor, size: int) -> Tensor:
+    """Return which blocks of the last dim hold a NaN: ``[..., ceil(K/size)]``, bool."""
+    return torch.isnan(blocks(x, size)).any(-1)
+
+
+def e8m0_values(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ue8m0 scales as numbers of ``dtype``; a scale that the oracle widened is a number already."""
+    return scale if scale.dtype is torch.float64 else from_e8m0(scale).to(dtype)
