@@ -1,0 +1,98 @@
+"""Registers an op with torch.library: schema, fake, implementation, autocast and vmap, for each of its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from tskernel._torch.validate import refuse_gradient
+
+if TYPE_CHECKING:
+    from tskernel.library import Op
+
+# Kept for the life of the process: a Library that is collected takes its operators with it.
+LIBRARY = Library("tokenspeed", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_AUTOCAST_DEVICES = ("CPU", "CUDA", "PrivateUse1", "XPU")
+_CASTABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def define(op: Op) -> None:
+    """Define all forms of an op. One implementation serves every device: the selector looks at the tensors."""
+    for form in op.forms:
+        name = f"{op.name}_{form}" if form else op.name
+        LIBRARY.define(op.schemas[form], tags=_TAGS)
+        LIBRARY.impl(name, _lazy(op, form), "CompositeExplicitAutograd")
+        LIBRARY._register_fake(name, _fake(op, form))
+        for device in _AUTOCAST_DEVICES if op.autocast else ():
+            LIBRARY.impl(name, _autocast(op, form, device), f"Autocast{device}")
+    if op.vmap:
+        torch.library.register_vmap(f"tokenspeed::{op.name}", _vmap(op), lib=LIBRARY)
+
+
+def _lazy(op: Op, form: str) -> Callable[..., Any]:
+    """Return an implementation that writes its Python at the first call, which keeps it out of import time."""
+    built: list[Callable[..., Any]] = []
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        if built:
+            return built[0](*args, **kwargs)
+        from tskernel._torch.front import build_impl
+
+        built.append(build_impl(op, form))
+        return built[0](*args, **kwargs)
+
+    return implementation
+
+
+def _fake(op: Op, form: str) -> Callable[..., Any]:
+    def fake(*args: Any, override: str | None = None, out: Tensor | None = None, **kwargs: Any) -> Any:
+        from tskernel.library import validate
+
+        arguments = op.fill({**dict(zip(op.arguments, args, strict=False)), **kwargs})
+        refuse_gradient(op, arguments)
+        validate(op, arguments, form, out)
+        return None if form == "out" or op.mutates else op.allocate(arguments, return_lse=form == "lse")
+
+    return fake
+
+
+def _autocast(op: Op, form: str, device: str) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device}"))
+    kind = {"PrivateUse1": torch._C._get_privateuse1_backend_name()}.get(device, device.lower())
+    cast = frozenset(op.autocast)
+
+    def autocast(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(kind)
+        positional = [_cast(a, dtype) if n in cast else a for a, n in zip(args, op.arguments, strict=False)]
+        keywords = {n: _cast(a, dtype) if n in cast else a for n, a in kwargs.items()}
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return op.torch_op(form)(*positional, **keywords)
+
+    return autocast
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.dtype in _CASTABLE else value
+
+
+def _vmap(op: Op) -> Callable[..., Any]:
+    """Return the batching rule of an op whose named arguments take further leading dimensions as they are."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+        moved = []
+        for name, value, dim in zip(op.arguments, args, in_dims, strict=False):
+            if dim is not None and name not in op.vmap:
+                raise NotImplementedError(f"tokenspeed::{op.name}: vmap over {name}: expected only {', '.join(op.vmap)} to be batched; loop instead")
+            batched = value if dim is None or not isinstance(value, Tensor) else value.movedim(dim, 0)
+            if dim is None and name in op.vmap and isinstance(value, Tensor):
+                batched = value.expand(info.batch_size, *value.shape)
+            moved.append(batched)
+        result = op.torch_op()(*moved, **kwargs)
+        return result, tuple(0 for _ in result) if isinstance(result, tuple) else 0
+
+    return rule
