@@ -56,7 +56,7 @@ def _(data: Tensor, scale: Tensor, out_dtype: torch.dtype) -> dict[str, object]:
 @dequantize_int8.samples
 def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     def ints(*shape: int) -> Tensor:
-        return (make.randn(shape, torch.float32) * 50).clamp(-128, 127).to(torch.int8)
+        return make.randint(-128, 128, shape, torch.int8)
 
     def scales(*shape: int) -> Tensor:
         return make.randn(shape, torch.float32).abs()

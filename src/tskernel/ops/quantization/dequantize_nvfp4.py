@@ -15,6 +15,7 @@ from tskernel.ops.quantization._math import computing, fp4_to_fp32, rounded, spr
 @op(
     roles=("data",),
     traits={"out_dtype": "bfloat16", "width": 4096, "contiguous": True},
+    shard={"tokens": {"data": 0, "scale": 0, "return": 0}},
 )
 def dequantize_nvfp4(data: Tensor, scale: Tensor, global_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
     """Return ``code * scale / global_scale``, the inverse of quantize_nvfp4.
@@ -56,7 +57,7 @@ def _(data: Tensor, out_dtype: torch.dtype) -> dict[str, object]:
 @dequantize_nvfp4.samples
 def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     def packed(*shape: int) -> Tensor:
-        return (make.randn(shape, torch.float32).abs() * 97).to(torch.uint8)
+        return make.randint(0, 256, shape, torch.uint8)
 
     def scales(*shape: int) -> Tensor:
         return (make.randn(shape, torch.float32).abs() * 100).to(torch.float8_e4m3fn)

@@ -24,6 +24,7 @@ from tskernel.ops.quantization._math import (
 @op(
     roles=("x",),
     traits={"width": 4096, "contiguous": True},
+    shard={"tokens": {"x": 0, "return": 0, "return1": 0}},
     vmap=("x",),
 )
 def quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:

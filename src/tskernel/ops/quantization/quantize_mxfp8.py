@@ -15,6 +15,7 @@ from tskernel.ops.quantization._math import FP8_MAX, block_amax, fp8_scale, satu
 @op(
     roles=("x",),
     traits={"dtype": "float8_e4m3fn", "width": 4096, "contiguous": True},
+    shard={"tokens": {"x": 0, "return": 0, "return1": 0}},
     vmap=("x",),
 )
 def quantize_mxfp8(x: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from tskernel.ops.quantization._math import (
 @op(
     roles=("x",),
     traits={"width": 4096, "contiguous": True},
+    shard={"tokens": {"x": 0, "return": 0, "return1": 0}},
     vmap=("x",),
 )
 def quantize_nvfp4(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
