@@ -79,6 +79,7 @@ def discover_plugins(*names: str, force: bool = False, strict: bool = False) -> 
     messages: list[str] = []
     with _lock:
         load_builtin_kernels()
+        told = [record.info for record in _loaded.values()]
         try:
             found = _entry_points()
         except Exception as error:  # unreadable metadata of any installed package; the next call tries again
@@ -90,7 +91,7 @@ def discover_plugins(*names: str, force: bool = False, strict: bool = False) -> 
         infos += [_missing(name, found) for name in sorted(set(names) - {entry.name for entry in found})]
     infos.sort(key=lambda info: info.name)
     troubles = [info for info in infos if info.error and (info.status != "disabled" or names)]
-    messages += [note for info in infos for note in info.notes]
+    messages += [note for info in infos if not any(info is old for old in told) for note in info.notes]
     if strict and troubles:
         raise PluginError("; ".join(_sentence(info) for info in troubles))
     # Warned of last: where warnings are errors, the first would otherwise keep later plugins from loading.
@@ -258,7 +259,8 @@ def _info(
 
 
 def _sentence(info: PluginInfo) -> str:
-    return f"plugin {info.name!r} is {info.status}: {info.error}"
+    verb = "failed" if info.status == "failed" else f"is {info.status}"
+    return f"plugin {info.name!r} {verb}: {info.error}"
 
 
 def _describe(error: BaseException) -> str:
