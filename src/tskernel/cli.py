@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import platform as host
+import sys
+from collections import Counter
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import torch
@@ -23,8 +26,10 @@ from tskernel.dispatch.signature import FormatSignature
 from tskernel.library import Op
 
 app = typer.Typer(help="LLM-inference operators as PyTorch operators.", no_args_is_help=True, add_completion=False)
-console = Console()
+# Into a pipe or a file, a line is a row: nothing is folded at 80 columns.
+console = Console(width=None if sys.stdout.isatty() else 240)
 
+_BACKENDS = ("portable", "cuda", "rocm", "npu")
 _STYLES = {"selected": "bold green", "fits": "green", "depends": "yellow", "rejected": "dim"}
 
 OpArgument = Annotated[str, typer.Argument(help="An op, as rmsnorm or norm.rmsnorm.")]
@@ -42,8 +47,9 @@ def info(plugins: PluginsOption = False) -> None:
         found = platform_of(device)
         table.add_row(str(device), str(found), str(found.arch or ""), ", ".join(sorted(found.features)) or "none known")
     console.print(table)
-    console.print(_packages_table())
-    console.print(_counts_table())
+    for part in (_backends_table(), _packages_table(), _counts_table()):
+        console.print()
+        console.print(part)
 
 
 @app.command()
@@ -57,7 +63,7 @@ def kernels(
     if op is not None:
         found = _find_op(op)
         for spec in registry.list_kernels(found.family, found.name):
-            console.print(Text(describe_kernel(spec.name)))
+            console.print(Text(describe_kernel(spec.name)), soft_wrap=True)
         return
     table = _table("op", "kernel", "priority", "runs on")
     for spec in registry.list_kernels():
@@ -82,7 +88,7 @@ def explain(
     plugins: PluginsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which kernel serves an op on a platform, and for each other one the reason. Exit 1 when none does."""
+    """Show which kernel serves an op on a platform, and for each other one the reason. Exit 1 when none can."""
     _load(plugins)
     found = _find_op(op)
     signature = _signature(found, dtype, role or [])
@@ -101,7 +107,7 @@ def explain(
     else:
         for result in results:
             _print_explanation(result)
-    raise typer.Exit(int(any(result.winner is None for result in results)))
+    raise typer.Exit(int(not all(_may_serve(result) for result in results)))
 
 
 @app.command()
@@ -137,6 +143,20 @@ def _devices() -> list[torch.device]:
     return devices
 
 
+def _backends_table() -> Table:
+    table = _table("backend", "kernels", "run here", "why not")
+    platforms = [platform_of(device) for device in _devices()]
+    specs = KernelRegistry.get().list_kernels()
+    for backend in dict.fromkeys(["reference", *_BACKENDS, *sorted(spec.backend for spec in specs)]):
+        mine = [spec for spec in specs if spec.backend == backend]
+        unfit = [spec for spec in mine if all(spec.unfit(platform) for platform in platforms)]
+        # The reason on the last device: the accelerator where there is one.
+        reasons = Counter(spec.unfit(platforms[-1]) for spec in unfit)
+        why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+        table.add_row(backend, str(len(mine)), str(len(mine) - len(unfit)), why or ("" if mine else "no kernel yet"))
+    return table
+
+
 def _packages_table() -> Table:
     table = _table("vendor package", "state", "kernels that use it")
     users: dict[str, int] = {}
@@ -161,14 +181,24 @@ def _counts_table() -> Table:
     return table
 
 
+def _may_serve(result: Explanation) -> bool:
+    return any(candidate.status != "rejected" for candidate in result.candidates)
+
+
 def _print_explanation(result: Explanation) -> None:
     head = Text(f"{result.op} on {result.platform}: ")
-    head.append(result.winner or "no kernel fits", style="bold green" if result.winner else "bold red")
-    console.print(head)
-    console.print(Text(f"  formats: {result.formats}"))
-    console.print(Text("  traits: " + (", ".join(f"{k}={v}" for k, v in result.traits.items()) or "none")))
+    if result.winner:
+        head.append(result.winner, style="bold green")
+    elif _may_serve(result):
+        head.append("depends on the call", style="bold yellow")
+    else:
+        head.append("no kernel fits", style="bold red")
+    console.print(head, soft_wrap=True)
+    console.print(Text(f"  formats: {result.formats}"), soft_wrap=True)
+    traits = ", ".join(f"{k}={v}" for k, v in result.traits.items())
+    console.print(Text(f"  traits: {traits or 'none'}"), soft_wrap=True)
     if result.override:
-        console.print(Text(f"  override: {result.override[0]} by {result.override[1]}"))
+        console.print(Text(f"  override: {result.override[0]} by {result.override[1]}"), soft_wrap=True)
     table = _table("status", "kernel", "priority", "reason")
     for row in result.candidates:
         style = _STYLES.get(row.status, "")
@@ -188,8 +218,10 @@ def _find_op(text: str) -> Op:
     family, dot, name = text.rpartition(".")
     found = tskernel.library.ops.get(name)
     if found is None or (dot and found.family != family):
-        valid = ", ".join(f"{op.family}.{op.name}" for op in _ops_by_family())
-        raise typer.BadParameter(f"no op {text!r}; expected one of {valid}")
+        names = {f"{op.family}.{op.name}": op.name for op in _ops_by_family()}
+        near = [full for full, short in names.items() if short in get_close_matches(name, names.values(), n=3)]
+        hint = f"near: {', '.join(near)}" if near else "python -m tskernel kernels lists them"
+        raise typer.BadParameter(f"no op {text!r}; {hint}")
     return found
 
 
@@ -225,7 +257,11 @@ def _trait(op: Op, text: str) -> tuple[str, Any]:
     name, value = _pair(text)
     if name not in op.trait_defaults:
         raise typer.BadParameter(f"trait {name!r}: expected one of {', '.join(op.trait_defaults) or 'none'}")
-    return name, _value(value)
+    typical, given = op.trait_defaults[name], _value(value)
+    if isinstance(typical, bool) is not isinstance(given, bool) and typical is not None:
+        expected = "true or false" if isinstance(typical, bool) else f"a value like {typical!r}"
+        raise typer.BadParameter(f"trait {name}: expected {expected}, got {value}")
+    return name, given
 
 
 def _value(text: str) -> object:
