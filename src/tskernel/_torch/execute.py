@@ -174,7 +174,8 @@ class Route:
 
     def recall(self, scalars: Any, tensors: Sequence[Tensor]) -> Runner | None:
         """Return the runner of an earlier call that looked the same, and make it the hot one."""
-        entry = self._seen.get((scalars, tensors[0].shape)) if tensors else None
+        first = tensors[0]
+        entry = self._seen.get((scalars, first.shape)) if isinstance(first, Tensor) else None
         if entry is None or not entry[1](*tensors):
             return None
         self.namespace["_hot"] = entry

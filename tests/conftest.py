@@ -1,0 +1,39 @@
+"""Shared fixtures: uninitialised memory is poisoned, selection state is restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import tskernel  # noqa: F401  defines torch.ops.tokenspeed
+from tskernel.dispatch import selection
+from tskernel.dispatch.registry import KernelRegistry
+
+
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """Fill every uninitialised allocation with NaN (integers: their largest value)."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def registry() -> Iterator[KernelRegistry]:
+    """Give the registry and put kernels, oracles and availability back afterwards."""
+    found = KernelRegistry.get()
+    kernels, by_mode = dict(found._kernels), dict(found._by_mode)
+    yield found
+    found._kernels, found._by_mode = kernels, by_mode
+    selection._state.oracles.clear()
+    selection.forget_unavailable()
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    """Run as a server does; tests of gradients switch it on."""
+    with torch.no_grad():
+        yield

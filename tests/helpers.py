@@ -1,0 +1,54 @@
+"""What the generic tests share: every op with every sample, by a readable id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tskernel.dispatch.registry import KernelRegistry
+from tskernel.dispatch.selection import reject_reason
+from tskernel.library import Op, Sample, ops
+from tskernel.testing import samples_of
+
+
+def short(dtype: torch.dtype) -> str:
+    """Return a dtype's name."""
+    return str(dtype).removeprefix("torch.")
+
+
+def each_op() -> Any:
+    """Parametrise over all ops."""
+    return pytest.mark.parametrize("op", [pytest.param(o, id=o.name) for o in ops.values()])
+
+
+def primary_samples(op: Op) -> list[tuple[torch.dtype, Sample]]:
+    """Return an op's samples in its last dtype (bf16 for most): the one that servers run."""
+    return samples_of(op, dtypes=op.dtypes[-1:])
+
+
+def form_samples(op: Op, samples: list[tuple[torch.dtype, Sample]]) -> Iterator[tuple[str, torch.dtype, Sample]]:
+    """Yield every sample for every form of the op."""
+    for form in op.forms:
+        for dtype, sample in samples:
+            yield form, dtype, sample
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for v in value for t in tensors_in(v)] if isinstance(value, (tuple, list)) else []
+
+
+def declines(kernel: str, op: Op, sample: Sample, form: str) -> str | None:
+    """Return why a kernel does not take a sample, or None: formats, traits, its own rejects."""
+    from tskernel._torch.execute import call_request, named
+    from tskernel.dispatch.selection import _unfit
+
+    spec = KernelRegistry.get().get_by_name(kernel)
+    arguments = op.fill(sample.arguments)
+    why = _unfit(spec, call_request(op, arguments, form, None))
+    return why if why is not None else reject_reason(spec, named(op, arguments, None))
