@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tskernel.library import Cost, Make, Sample, empty, nbytes, op, wide
-from tskernel.ops.embedding._rope import as_heads, check_rope, cos_sin, rope, rope_samples, rope_traits
+from tskernel.ops.embedding._rope import as_heads, check_rope, cos_sin, head_dim, rope, rope_samples, rope_traits
 
 
 @op(
@@ -63,7 +63,7 @@ def _(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 @apply_rope.trait_values
 def _(q: Tensor, cos_sin_cache: Tensor, is_neox: bool, head_size: int | None) -> dict[str, object]:
-    return rope_traits(q, cos_sin_cache, is_neox, head_size)
+    return rope_traits(cos_sin_cache, is_neox, head_dim(q, head_size))
 
 
 @apply_rope.samples

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tskernel.library import Cost, Make, Sample, nbytes, op
-from tskernel.ops.embedding._rope import check_rope, rope_, rope_samples, rope_traits
+from tskernel.ops.embedding._rope import check_rope, head_dim, rope_, rope_samples, rope_traits
 
 
 @op(
@@ -53,7 +53,7 @@ def _(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor, head_size:
 
 @apply_rope_.trait_values
 def _(q: Tensor, cos_sin_cache: Tensor, is_neox: bool, head_size: int | None) -> dict[str, object]:
-    return rope_traits(q, cos_sin_cache, is_neox, head_size)
+    return rope_traits(cos_sin_cache, is_neox, head_dim(q, head_size))
 
 
 @apply_rope_.samples

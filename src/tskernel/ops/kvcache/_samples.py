@@ -37,6 +37,7 @@ def store_samples(make: Make, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
         "one": (1, 1, 1, 1, 1, 1, dtype),
         "odd": (9, 4, 3, 3, 77, 33, dtype),
         "empty": (0, 2, 16, 2, 64, 64, dtype),
+        "no_heads": (3, 2, 16, 0, 64, 64, dtype),
         "fp8": (5, 3, 16, 2, 64, 64, fp8),
     }
     for name, (t, pages, page, h, dk, dv, cache_dtype) in sizes.items():

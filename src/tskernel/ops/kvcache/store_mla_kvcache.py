@@ -78,9 +78,10 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     sizes: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
         # tokens, pages, page_size, R, Dr, cache dtype
         "ordinary": (5, 2, 64, 512, 64, dtype),
-        "one": (1, 1, 1, 1, 1, dtype),
+        "one": (1, 1, 1, 2, 2, dtype),
         "odd": (9, 4, 3, 77, 6, dtype),
         "empty": (0, 2, 16, 64, 16, dtype),
+        "no_columns": (3, 2, 16, 0, 0, dtype),
         "fp8": (5, 3, 16, 64, 16, fp8),
     }
     for name, (t, pages, page, r, dr, cache_dtype) in sizes.items():
