@@ -43,9 +43,9 @@ def quantized_pairs(
     yield pair("mxfp8", a, b, e8m0(*rows, up(k, 32)), e8m0(*cols, up(k, 32)))
     yield pair("mxfp4", codes(*rows, k // 2), codes(*cols, k // 2), e8m0(*rows, up(k, 32)), e8m0(*cols, up(k, 32)))
     yield pair("mxfp4", plain, codes(*cols, k // 2), None, e8m0(*cols, up(k, 32)).view(torch.float8_e8m0fnu))
-    e4m3 = [near_one(*lead, up(k, 16)).to(torch.float8_e4m3fn) for lead in (rows, cols)]
-    yield pair("nvfp4", codes(*rows, k // 2), codes(*cols, k // 2), *e4m3)
-    yield pair("nvfp4", plain, codes(*cols, k // 2), None, e4m3[1])
-    ints = [make.randint(-128, 128, (*lead, k), torch.int8) for lead in (rows, cols)]
-    yield pair("int8", *ints, near_one(*rows, 1), near_one(*cols, 1))
+    a_fp8, b_fp8 = (near_one(*lead, up(k, 16)).to(torch.float8_e4m3fn) for lead in (rows, cols))
+    yield pair("nvfp4", codes(*rows, k // 2), codes(*cols, k // 2), a_fp8, b_fp8)
+    yield pair("nvfp4", plain, codes(*cols, k // 2), None, b_fp8)
+    a8, b8 = (make.randint(-128, 128, (*lead, k), torch.int8) for lead in (rows, cols))
+    yield pair("int8", a8, b8, near_one(*rows, 1) / 64, near_one(*cols, 1) / 64)  # sums that fit fp16
     yield pair("w4a16", plain, codes(*cols, k // 2), None, near_one(*cols, 5).to(dtype))

@@ -118,9 +118,9 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("alpha_fp32_out", a=a, b=b, alpha=alpha[0], out_dtype=torch.float32)
     yield Sample("transposed", a=make.randn((64, 7), dtype).t(), b=make.randn((64, 24), dtype).t(), bias=bias)
     yield Sample("sliced", a=make.randn((7, 96), dtype)[:, 5:69], b=make.randn((24, 80), dtype)[:, :64])
-    for name, pair in quantized_pairs(make, 17, 136, 160, dtype):
+    for name, pair in quantized_pairs(make, 17, 144, 160, dtype):
         yield Sample(name, **pair)
-        yield Sample(f"{name}_epilogue", **pair, bias=make.randn((136,), torch.float32), alpha=alpha, out_dtype=dtype)
+        yield Sample(f"{name}_epilogue", **pair, bias=make.randn((144,), torch.float32), alpha=alpha, out_dtype=dtype)
 
 
 @mm.cost

@@ -86,7 +86,7 @@ def fp4_to_fp32(code: Tensor) -> Tensor:
 
 def pack_nibbles(code: Tensor) -> Tensor:
     """Pack codes ``[..., K]`` (uint8, 0..15, K even) into bytes ``[..., K/2]``, low nibble first."""
-    pairs = code.unflatten(-1, (-1, 2))
+    pairs = code.unflatten(-1, (code.shape[-1] // 2, 2))
     return pairs[..., 0] | (pairs[..., 1] << 4)
 
 
@@ -97,8 +97,9 @@ def unpack_nibbles(data: Tensor) -> Tensor:
 
 def blocks(x: Tensor, size: int) -> Tensor:
     """Split the last dim into blocks, zero-filling the last one: ``[..., K]`` to ``[..., ceil(K/size), size]``."""
-    pad = -x.shape[-1] % size
-    return torch.nn.functional.pad(x, (0, pad)).unflatten(-1, (-1, size))
+    columns = x.shape[-1]
+    count = (columns + size - 1) // size  # used in both lines, so that a symbolic size needs no guard on the tail
+    return torch.nn.functional.pad(x, (0, count * size - columns)).unflatten(-1, (count, size))
 
 
 def spread(scale: Tensor, size: int, block: int, dim: int = -1) -> Tensor:
