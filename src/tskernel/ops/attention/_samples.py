@@ -201,7 +201,7 @@ def latent_samples(make: Make, dtype: torch.dtype, *, decode: bool) -> Iterator[
             **{"kv_lora_rank": 32, "qk_nope_head_dim": 24, **options},
         )
 
-    yield call("ordinary", [1, 1, 1], [9, 4, 6])
+    yield call("ordinary", [1, 1, 1] if decode else [2, 1, 3], [9, 4, 6])
     yield call("one", [1], [1], page_size=1)
     yield call("verify", [3, 3], [2, 9], logit_cap=5.0)
     yield call("no_key", [2, 2], [0, 5], softmax_scale=0.2)

@@ -25,8 +25,8 @@ def attn_merge_state(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor)
     """Merge two partial attention results into the result over all their keys.
 
     The new LSE is ``log(exp(lse_a) + exp(lse_b))`` and the outputs are weighted by ``exp(lse - new)``. A part with
-    LSE -inf saw no key: its output is not used, so (0, -inf) is the exact identity. The parts must not both contain a
-    sink in their outputs.
+    LSE -inf saw no key: its output is not used, so (0, -inf) is the exact identity. Neither part may have been
+    computed with sinks; a sink enters the merged result as a factor ``1 / (1 + exp(sink - lse))``.
 
     Shapes: ``out_a, out_b [T, H, D]``, ``lse_a, lse_b [T, H]`` (any strides, more leading dimensions allowed) ->
     ``[..., H, D]`` and ``[..., H]``, contiguous.
