@@ -46,10 +46,10 @@ def kernel_override(family: str, mode: str, name_or_solution: str) -> Iterator[N
     registry = KernelRegistry.get()
     check_choice(registry.operator(family, mode), name_or_solution, f'kernel_override("{family}", "{mode}", ...)')
     scope = _Scope(family, mode, name_or_solution, _scope.get())
+    token = _scope.set(scope)  # before the listeners are told: inline mode reads the overrides then
     with registry.lock:
         _OpenScopes.count += 1
         registry.forget_calls()
-    token = _scope.set(scope)
     try:
         yield
     finally:
