@@ -36,6 +36,18 @@ def form_samples(op: Op, samples: list[tuple[torch.dtype, Sample]]) -> Iterator[
             yield form, dtype, sample
 
 
+def distinct_options(samples: list[tuple[torch.dtype, Sample]]) -> list[tuple[torch.dtype, Sample]]:
+    """Return, for each set of given options, the non-empty sample with the fewest sizes of 1: what differs to a tracer."""
+    found: dict[str, tuple[int, torch.dtype, Sample]] = {}
+    for dtype, sample in samples:
+        sizes = [s for v in sample.arguments.values() if isinstance(v, torch.Tensor) for s in v.shape]
+        if 0 not in sizes:
+            key = str([(k, isinstance(v, torch.Tensor) or v) for k, v in sample.arguments.items() if v is not None])
+            if key not in found or sizes.count(1) < found[key][0]:
+                found[key] = (sizes.count(1), dtype, sample)
+    return [(dtype, sample) for _, dtype, sample in found.values()]
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors of a result."""
     if isinstance(value, torch.Tensor):

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import each_op, form_samples, primary_samples, tensors_in
+from helpers import distinct_options, each_op, form_samples, primary_samples, tensors_in
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tskernel._torch import execute
-from tskernel.library import Op, ops
+from tskernel.library import FP8, Op, ops
 from tskernel.testing import clone_arguments, compare, samples_of
+
+
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def call_form(op: Op, form: str, arguments: dict[str, Any]) -> Any:
@@ -38,7 +41,10 @@ def test_opcheck(op: Op, record_property: Any) -> None:
         arguments = clone_arguments(sample.arguments)
         if form == "out":
             arguments["out"] = op.allocate(op.fill(sample.arguments)).zero_()
-        result = torch.library.opcheck(op.torch_op(form), (), arguments, raise_exception=False)
+        # torch's schema test compares by arithmetic that fp8 has not; test_read_only_arguments_stay_untouched compares bytes instead.
+        fp8 = any(isinstance(v, torch.Tensor) and v.dtype in FP8 for v in arguments.values())
+        tests = [t for t in OPCHECKS if not (fp8 and t == "test_schema")]
+        result = torch.library.opcheck(op.torch_op(form), (), arguments, test_utils=tests, raise_exception=False)
         failed = {k: v for k, v in result.items() if v != "SUCCESS"}
         assert not failed, f"{op.name} {form or 'base'} {sample.name}: {failed}"
         count += 1
@@ -74,10 +80,11 @@ def symbolic(mode: FakeTensorMode, value: Any) -> Any:
 @each_op()
 def test_lib_02_fakes_keep_symbolic_sizes(op: Op) -> None:
     """Every size stays a symbol: nothing is converted or pinned to the example's number, unless an int argument states it."""
-    for form, _, sample in form_samples(op, primary_samples(op)):
-        if any(s < 2 for v in sample.arguments.values() if isinstance(v, torch.Tensor) for s in v.shape):
-            continue  # sizes of 0 and 1 are constants to the tracer, and what must equal them becomes one too
-        stated = {v for v in sample.arguments.values() if type(v) is int}
+    samples = distinct_options(primary_samples(op))
+    assert samples, f"{op.name} has no sample without a size of 0"
+    for form, _, sample in form_samples(op, samples):
+        # A size of 1 is a constant to the tracer; what must equal it, or be one longer (cu_seqlens), becomes one too.
+        stated = {1, 2, *[v for v in sample.arguments.values() if type(v) is int]}
         env = ShapeEnv()
         mode = FakeTensorMode(shape_env=env)
         fakes = {k: symbolic(mode, v) for k, v in sample.arguments.items()}
