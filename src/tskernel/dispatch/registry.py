@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import threading
@@ -84,21 +83,10 @@ class KernelSpec:
         return "; or ".join(dict.fromkeys(reasons))
 
     def fingerprint(self) -> str:
-        """Return a hash of the source file that the kernel comes from: it changes when the kernel may."""
-        return _source_hash(inspect.getsourcefile(self.function) or self.name)
+        """Return a hash of the source files that the kernel is made of: it changes when what it computes may."""
+        from tskernel.dispatch.sources import source_fingerprint
 
-
-_hashes: dict[str, str] = {}
-
-
-def _source_hash(path: str) -> str:
-    if path not in _hashes:
-        try:
-            data = Path(path).read_bytes()
-        except OSError:
-            data = path.encode()
-        _hashes[path] = hashlib.sha256(data).hexdigest()[:12]
-    return _hashes[path]
+        return source_fingerprint(self.function)
 
 
 class KernelRegistry:
