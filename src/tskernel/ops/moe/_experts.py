@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tskernel.checks import FLOATS, expect, expect_choice, expect_dim, expect_dtype, expect_shape, nbytes, wide
 from tskernel.ops.moe._activations import ACTIVATIONS, activate
-from tskernel.ops.moe._placement import block_experts, max_padded_slots, place
-from tskernel.ops.moe._weights import PACKED, QUANTS, check_activation_scale, check_weight, expert_weights, quantized_values
+from tskernel.ops.moe._placement import block_experts, place
+from tskernel.ops.moe._weights import (
+    PACKED,
+    QUANTS,
+    check_activation_scale,
+    check_weight,
+    expert_weights,
+    quantized_values,
+)
 
 
 def expert_outputs(
@@ -29,16 +38,17 @@ def expert_outputs(
     swiglu_alpha: float,
     swiglu_limit: float,
 ) -> Tensor:
-    """Return each slot's expert applied to its token, unweighted ``[T * top_k, H]`` in fp32 (fp64); 0 for skipped slots.
+    """Return each slot's expert applied to its token, unweighted fp32 (fp64) ``[T * top_k, H]``; 0 for skipped slots.
 
-    Slots are grouped into blocks of one expert each, sized so that all sizes follow from the shapes, padding at most doubles
-    the work, and no more than two copies of the used weights are made.
+    Slots are grouped into blocks of one expert each. With ``S // E + 1`` slots to a block there are at most ``min(S, 2
+    E)`` blocks: all sizes follow from shapes, padding at most doubles the work, and no expert but the used ones and
+    the first is read.
     """
     dtype, num_experts, slots = wide(x), w13.shape[0], experts.shape[0]
     block = slots // num_experts + 1
+    blocks: Any = torch.sym_min(slots, 2 * num_experts)
     places, ends = place(experts, num_experts, block)
-    blocks = max_padded_slots(slots, num_experts, block) // block
-    owner = block_experts(ends, blocks, block).clamp(min=0)  # blocks without an owner compute something that nobody reads
+    owner = block_experts(ends, blocks, block).clamp(min=0)  # nobody reads what blocks without an owner give
     skipped = experts < 0
     places = places.masked_fill(skipped, 0)
 

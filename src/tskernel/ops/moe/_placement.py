@@ -5,12 +5,14 @@ A slot is one (token, choice) pair, numbered ``token * top_k + choice``. Expert 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
 def slot_experts(topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) -> Tensor:
-    """Return the local expert of each slot, int64 ``[T * top_k]``: -1 for ids out of range and for experts that live elsewhere."""
+    """Return each slot's local expert, int64 ``[T * top_k]``; -1 for ids out of range and experts elsewhere."""
     ids = topk_ids.reshape(-1).to(torch.int64)
     if expert_map is not None:
         known = expert_map.shape[0]
@@ -20,13 +22,13 @@ def slot_experts(topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) 
 
 
 def max_padded_slots(slots: int, num_experts: int, block_size: int) -> int:
-    """Return how many places the slots can take at most when every expert's are padded to whole blocks; itself whole blocks."""
-    bound = torch.sym_min(slots * block_size, slots + num_experts * (block_size - 1))
+    """Return how many places slots can take at most when each expert's fill whole blocks; itself whole blocks."""
+    bound: Any = torch.sym_min(slots * block_size, slots + num_experts * (block_size - 1))
     return (bound + block_size - 1) // block_size * block_size
 
 
 def place(experts: Tensor, num_experts: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Return the place of each slot ``[S]`` and the end of each expert's blocks ``[E]``; skipped slots come after the last end.
+    """Return each slot's place ``[S]`` and each expert's end ``[E]``; skipped slots come after the last end.
 
     Experts follow each other, each starts at a whole block, and slots of one expert keep their order.
     """
@@ -49,7 +51,13 @@ def block_experts(ends: Tensor, blocks: int, block_size: int) -> Tensor:
 
 
 def slot_experts_of_blocks(
-    sorted_token_ids: Tensor, expert_ids: Tensor, num_tokens_post_padded: Tensor, *, slots: int, num_experts: int, block_size: int
+    sorted_token_ids: Tensor,
+    expert_ids: Tensor,
+    num_tokens_post_padded: Tensor,
+    *,
+    slots: int,
+    num_experts: int,
+    block_size: int,
 ) -> Tensor:
     """Return the local expert of each slot, int64 ``[slots]``, from the results of ``moe_dispatch``."""
     slot = sorted_token_ids.to(torch.int64)

@@ -11,7 +11,9 @@ SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrt_softplus")
 
 def _finite_or_dropped(logits: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the logits in ``dtype``, NaN as -inf and +inf as the largest finite value."""
-    return torch.nan_to_num(logits.to(dtype), nan=float("-inf"), posinf=torch.finfo(torch.float32).max, neginf=float("-inf"))
+    return torch.nan_to_num(
+        logits.to(dtype), nan=float("-inf"), posinf=torch.finfo(torch.float32).max, neginf=float("-inf")
+    )
 
 
 def router_scores(logits: Tensor, score_function: str, dtype: torch.dtype) -> Tensor:

@@ -40,7 +40,9 @@ def _weight(make: Any, dtype: torch.dtype, quant: str, shape: tuple[int, int, in
     return make.randn(shape, torch.float8_e4m3fn), (make.rand(scale_shape) + 0.5) * size
 
 
-def expert_sample(make: Any, dtype: torch.dtype, shape: tuple[int, ...], quant: str = "none", **options: Any) -> dict[str, Any]:
+def expert_sample(
+    make: Any, dtype: torch.dtype, shape: tuple[int, ...], quant: str = "none", **options: Any
+) -> dict[str, Any]:
     """Return the arguments of one ``moe_fused`` call."""
     tokens, top_k, experts, hidden, inner = shape
     w13, w13_scale = _weight(make, dtype, quant, (experts, 2 * inner, hidden))
@@ -60,7 +62,10 @@ def expert_sample(make: Any, dtype: torch.dtype, shape: tuple[int, ...], quant: 
 
 def _biases(make: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Tensor]:
     _, _, experts, hidden, inner = shape
-    return {"w13_bias": make.randn((experts, 2 * inner), torch.float32), "w2_bias": make.randn((experts, hidden), dtype)}
+    return {
+        "w13_bias": make.randn((experts, 2 * inner), torch.float32),
+        "w2_bias": make.randn((experts, hidden), dtype),
+    }
 
 
 def _calls(make: Any, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:

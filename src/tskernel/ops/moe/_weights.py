@@ -35,7 +35,9 @@ _WEIGHT_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 _STATIC_ACTIVATIONS = ("fp8_tensor", "fp8_token", "int8", "mxfp4")
 
 
-def check_weight(name: str, weight: Tensor, scale: Tensor | None, quant: str, x: Tensor, shape: tuple[int, int, int]) -> None:
+def check_weight(
+    name: str, weight: Tensor, scale: Tensor | None, quant: str, x: Tensor, shape: tuple[int, int, int]
+) -> None:
     """Check an expert weight of logical ``shape`` (experts, rows, columns) and its scale."""
     experts, rows, columns = shape
     if quant in PACKED:
@@ -60,14 +62,21 @@ def _check_scale(name: str, scale: Tensor, quant: str, x: Tensor, shape: tuple[i
     elif quant == "fp8_block":
         expect_shape(name, scale, (experts, -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)))
     elif quant == "mxfp4":
-        expect(columns % MXFP4_BLOCK == 0, name.removesuffix("_scale") + ".shape", "rows of whole blocks of 32 values", columns)
+        expect(
+            columns % MXFP4_BLOCK == 0,
+            name.removesuffix("_scale") + ".shape",
+            "rows of whole blocks of 32 values",
+            columns,
+        )
         expect_shape(name, scale, (experts, rows, columns // MXFP4_BLOCK))
     else:
         expect_shape(name, scale, (experts, rows, None))
         expect(scale.shape[2] > 0, f"{name}.shape", "at least one group", tuple(scale.shape))
         expect(columns % scale.shape[2] == 0, f"{name}.shape", f"equal groups of {columns} values", tuple(scale.shape))
     bytes_ = (torch.uint8, torch.float8_e8m0fnu)
-    expect_dtype(name, scale, bytes_ if quant == "mxfp4" else (torch.float32, x.dtype) if quant == "w4a16" else (torch.float32,))
+    expect_dtype(
+        name, scale, bytes_ if quant == "mxfp4" else (torch.float32, x.dtype) if quant == "w4a16" else (torch.float32,)
+    )
 
 
 def check_activation_scale(name: str, scale: Tensor | None, quant: str) -> None:
@@ -104,10 +113,13 @@ def _select_fp8(weight: Tensor, experts: Tensor) -> Tensor:
     return weight.view(torch.uint8).index_select(0, experts).view(weight.dtype)
 
 
-def quantized_values(x: Tensor, scale: Tensor | None, quant: str, weight_dtype: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Return rows ``[..., K]`` as the second operand sees them: rounded to the activation format of ``quant``, times the scale.
+def quantized_values(
+    x: Tensor, scale: Tensor | None, quant: str, weight_dtype: torch.dtype, dtype: torch.dtype
+) -> Tensor:
+    """Return rows ``[..., K]`` rounded to the activation format of ``quant`` (its scale multiplied back in).
 
-    Without a static scale, rows are scaled by their own maximum (blocks of 128 for fp8_block), so a row never depends on others.
+    Without a static scale, rows are scaled by their own maximum (blocks of 128 for fp8_block), so a row never depends
+    on others.
     """
     if quant in ("none", "w4a16") or (quant == "mxfp4" and scale is None):
         return x.to(dtype)

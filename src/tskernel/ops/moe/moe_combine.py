@@ -20,12 +20,13 @@ from tskernel.ops.moe._experts import check_ids, weighted_sum
 def moe_combine(expert_out: Tensor, topk_weights: Tensor, topk_ids: Tensor | None = None) -> Tensor:
     """Return ``sum_k topk_weights[t, k] * expert_out[t, k]``.
 
-    With ``topk_ids``, choices whose id is negative are left out: neither their row nor their weight is read, so either may be NaN.
-    (``moe_experts`` writes zeros for every choice without a local expert, so ids are only needed for weights that may be NaN.)
+    With ``topk_ids``, choices whose id is negative are left out: neither their row nor their weight is read, so either
+    may be NaN. (``moe_experts`` writes zeros for every choice without a local expert, so ids are only needed for
+    weights that may be NaN.)
 
     Shapes: ``expert_out [T, top_k, H]`` (any strides), ``topk_weights`` and ``topk_ids`` ``[T, top_k]`` -> ``[T, H]``.
-    Dtypes: ``expert_out`` fp32, fp16 or bf16, the result alike; ``topk_weights`` fp32, fp16 or bf16; ``topk_ids`` int32 or
-    int64; the sum in fp32, one rounding.
+    Dtypes: ``expert_out`` fp32, fp16 or bf16, the result alike; ``topk_weights`` fp32, fp16 or bf16; ``topk_ids``
+    int32 or int64; the sum in fp32, one rounding.
     Raises: ValueError when the shapes do not fit.
     Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
     """
@@ -65,4 +66,6 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
 
 @moe_combine.cost
 def _(expert_out: Tensor) -> Cost:
-    return Cost(bytes=nbytes(expert_out) + nbytes(expert_out) // max(expert_out.shape[1], 1), flops=2 * expert_out.numel())
+    return Cost(
+        bytes=nbytes(expert_out) + nbytes(expert_out) // max(expert_out.shape[1], 1), flops=2 * expert_out.numel()
+    )

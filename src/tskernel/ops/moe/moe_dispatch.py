@@ -20,18 +20,20 @@ from tskernel.ops.moe._placement import block_experts, max_padded_slots, place, 
 def moe_dispatch(
     topk_ids: Tensor, num_experts: int, *, block_size: int, expert_map: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``(sorted_token_ids, expert_ids, num_tokens_post_padded)``: slots grouped by expert, each group padded to whole blocks.
+    """Group slots by expert and pad each group to whole blocks.
 
-    A slot is ``token * top_k + choice``. ``sorted_token_ids`` lists the slots by expert and, within one, in order; places that pad
-    a block, and all places from ``num_tokens_post_padded`` on, hold ``T * top_k``. ``expert_ids`` gives the local expert of each
-    block of ``block_size`` places, -1 from the last used block on. An id that is negative, not below ``num_experts``, or mapped to
-    -1 gets no place. Experts without slots get no block.
+    Returns ``(sorted_token_ids, expert_ids, num_tokens_post_padded)``.
+
+    A slot is ``token * top_k + choice``. ``sorted_token_ids`` lists the slots by expert and, within one, in order;
+    places that pad a block, and all places from ``num_tokens_post_padded`` on, hold ``T * top_k``. ``expert_ids``
+    gives the local expert of each block of ``block_size`` places, -1 from the last used block on. An id that is
+    negative, not below ``num_experts``, or mapped to -1 gets no place. Experts without slots get no block.
 
     ``num_experts`` counts local experts. With ``expert_map`` (global id to local id or -1) ids are global.
 
-    Shapes: ``topk_ids [T, top_k]`` (any strides), ``expert_map [E_global]`` -> ``[P]``, ``[P / block_size]``, ``[1]``, where P is
-    ``min(S * block_size, S + num_experts * (block_size - 1))`` rounded up to whole blocks and S is ``T * top_k``: an upper bound,
-    so that sizes follow from shapes alone.
+    Shapes: ``topk_ids [T, top_k]`` (any strides), ``expert_map [E_global]`` -> ``[P]``, ``[P / block_size]``, ``[1]``,
+    where P is ``min(S * block_size, S + num_experts * (block_size - 1))`` rounded up to whole blocks and S is ``T *
+    top_k``: an upper bound, so that sizes follow from shapes alone.
     Dtypes: ``topk_ids`` int32 or int64, ``expert_map`` int32; all results int32.
     Raises: ValueError when ``num_experts`` or ``block_size`` is below 1.
     Source: the layout of vLLM's ``moe_align_block_size``, https://github.com/vllm-project/vllm.
@@ -73,14 +75,23 @@ def _(topk_ids: Tensor, num_experts: int, block_size: int, expert_map: Tensor | 
 
 @moe_dispatch.samples
 def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
-    for name, (tokens, top_k, experts) in {"ordinary": (17, 4, 8), "one": (1, 1, 1), "odd": (5, 3, 61), "empty": (0, 2, 4)}.items():
+    for name, (tokens, top_k, experts) in {
+        "ordinary": (17, 4, 8),
+        "one": (1, 1, 1),
+        "odd": (5, 3, 61),
+        "empty": (0, 2, 4),
+    }.items():
         ids = make.randint(-1, experts + 1, (tokens, top_k), dtype)
         yield Sample(name, topk_ids=ids, num_experts=experts, block_size=4)
     yield Sample("transposed", topk_ids=make.randint(0, 6, (3, 9), dtype).t(), num_experts=6, block_size=1)
     expert_map = make.tensor([-1, 1, -1, 0, 2, -1], torch.int32)
-    yield Sample("mapped", topk_ids=make.randint(-1, 7, (9, 3), dtype), num_experts=3, block_size=16, expert_map=expert_map)
+    yield Sample(
+        "mapped", topk_ids=make.randint(-1, 7, (9, 3), dtype), num_experts=3, block_size=16, expert_map=expert_map
+    )
 
 
 @moe_dispatch.cost
 def _(topk_ids: Tensor, block_size: int) -> Cost:
-    return Cost(bytes=nbytes(topk_ids) + 4 * (topk_ids.numel() + topk_ids.numel() // block_size), flops=topk_ids.numel())
+    return Cost(
+        bytes=nbytes(topk_ids) + 4 * (topk_ids.numel() + topk_ids.numel() // block_size), flops=topk_ids.numel()
+    )

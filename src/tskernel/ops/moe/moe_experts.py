@@ -50,14 +50,15 @@ def moe_experts(
 ) -> Tensor:
     """Return ``expert(topk_ids[t, k])(x[t])`` at ``[t, k]``, not multiplied by any weight; ``moe_combine`` does that.
 
-    ``sorted_token_ids``, ``expert_ids`` and ``num_tokens_post_padded`` are the results of ``moe_dispatch`` for the same
-    ``block_size``. Slots that have no place there give 0. Everything else is as in ``moe_fused``, with a rounding to the dtype
-    of ``x`` at the end.
+    ``sorted_token_ids``, ``expert_ids`` and ``num_tokens_post_padded`` are the results of ``moe_dispatch`` for the
+    same ``block_size``. Slots that have no place there give 0. Everything else is as in ``moe_fused``, with a rounding
+    to the dtype of ``x`` at the end.
 
     Shapes: ``x [T, H]`` (any strides), ``w13 [E, 2I, H]``, ``w2 [E, H, I]``, ``sorted_token_ids [P]``,
     ``expert_ids [ceil(P / block_size)]``, ``num_tokens_post_padded [1]`` -> ``[T, top_k, H]``.
     Dtypes: as in ``moe_fused``; ``sorted_token_ids``, ``expert_ids`` and ``num_tokens_post_padded`` int32.
-    Raises: ValueError for an unknown ``activation`` or ``quant``, a missing or superfluous scale, or shapes that do not fit.
+    Raises: ValueError for an unknown ``activation`` or ``quant``, a missing or superfluous scale, or shapes that do
+    not fit.
     Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
     """
     tokens = x.shape[0]

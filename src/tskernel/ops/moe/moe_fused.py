@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from tskernel.library import FLOATS, Cost, Make, Sample, empty, expect_dtype, expect_shape, nbytes, op
-from tskernel.ops.moe._experts import check_expert_map, check_experts, check_ids, expert_outputs, experts_cost, weighted_sum
+from tskernel.ops.moe._experts import (
+    check_expert_map,
+    check_experts,
+    check_ids,
+    expert_outputs,
+    experts_cost,
+    weighted_sum,
+)
 from tskernel.ops.moe._placement import slot_experts
 from tskernel.ops.moe._samples import expert_samples
 from tskernel.ops.moe._weights import PACKED
@@ -47,37 +54,42 @@ def moe_fused(
     swiglu_limit: float = 7.0,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """Return ``sum_k topk_weights[t, k] * expert(topk_ids[t, k])(x[t])`` with ``expert(x) = w2 @ act(w13 @ x + b13) + b2``.
+    """Return ``sum_k topk_weights[t, k] * expert(topk_ids[t, k])(x[t])``; expert = ``w2 @ act(w13 @ x + b13) + b2``.
 
     Equals ``moe_dispatch``, ``moe_experts`` and ``moe_combine`` in a row, with one rounding at the end.
 
-    ``w13`` holds the gate rows, then the up rows. ``activation`` is ``silu``, ``gelu`` (erf) or ``gelu_tanh`` of the gate times up,
-    or ``swiglu_oai``: gate clamped above and up clamped both ways at ``swiglu_limit``, ``gate * sigmoid(swiglu_alpha * gate) * (up + 1)``.
+    ``w13`` holds the gate rows, then the up rows. ``activation`` is ``silu``, ``gelu`` (erf) or ``gelu_tanh`` of the
+    gate times up, or ``swiglu_oai``: gate clamped above and up clamped both ways at ``swiglu_limit``, ``gate *
+    sigmoid(swiglu_alpha * gate) * (up + 1)``.
 
-    An id that is negative or not below E adds 0, whatever its weight, and touches no memory. With ``expert_map`` (global id to local
-    id or -1) ids are global, and experts that are not local add 0. Weights of experts that no token chose are not read.
+    An id that is negative or not below E adds 0, whatever its weight, and touches no memory. With ``expert_map``
+    (global id to local id or -1) ids are global, and experts that are not local add 0. Weights of experts that no
+    token chose are not read.
 
-    ``quant`` gives the storage of both weights (value = stored * scale) and how activations are rounded before each product:
+    ``quant`` gives the storage of both weights (value = stored * scale) and how activations are rounded before each
+    product:
 
     - ``none``: weights in the dtype of ``x``.
     - ``fp8_tensor``: fp8, scale ``[E]``; ``fp8_token``: fp8, scale ``[E, rows]``; activations fp8 per row.
     - ``fp8_block``: fp8, scale ``[E, ceil(rows/128), ceil(columns/128)]``; activations fp8 per 128 values of a row.
     - ``int8``: int8, scale ``[E, rows]``; activations int8 per row.
-    - ``mxfp4``: e2m1 pairs in uint8 ``[E, rows, columns/2]``, low nibble first, scale bytes ``2^(b-127)`` ``[E, rows, columns/32]``;
-      activations as they are, or e4m3 with a static scale.
-    - ``w4a16``: unsigned 4-bit pairs in uint8 ``[E, rows, columns/2]``, low nibble first, value ``(q - 8) * scale``, scale
-      ``[E, rows, groups]`` over equal groups of columns; activations as they are.
+    - ``mxfp4``: e2m1 pairs in uint8 ``[E, rows, columns/2]``, low nibble first, scale bytes ``2^(b-127)`` ``[E, rows,
+      columns/32]``; activations as they are, or e4m3 with a static scale.
+    - ``w4a16``: unsigned 4-bit pairs in uint8 ``[E, rows, columns/2]``, low nibble first, value ``(q - 8) * scale``,
+      scale ``[E, rows, groups]`` over equal groups of columns; activations as they are.
 
-    Activation scales are dynamic, ``max(|row|) / format maximum``, so that a token's result never depends on other tokens;
-    ``a13_scale`` and ``a2_scale`` (one element) make them static for the first and the second product.
+    Activation scales are dynamic, ``max(|row|) / format maximum``, so that a token's result never depends on other
+    tokens; ``a13_scale`` and ``a2_scale`` (one element) make them static for the first and the second product.
 
-    Shapes: ``x [T, H]`` (any strides), ``w13 [E, 2I, H]``, ``w2 [E, H, I]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``,
-    ``w13_bias [E, 2I]``, ``w2_bias [E, H]``, ``expert_map [E_global]`` -> ``[T, H]``.
-    Dtypes: ``x`` fp32, fp16 or bf16, the result alike; ``topk_weights`` fp32, fp16 or bf16; ``topk_ids`` int32 or int64;
-    ``expert_map`` int32; biases like ``x`` or fp32; scales fp32 (``mxfp4`` uint8 or float8_e8m0fnu, ``w4a16`` also like ``x``);
-    products and sums accumulate in fp32.
-    Raises: ValueError for an unknown ``activation`` or ``quant``, a missing or superfluous scale, or shapes that do not fit.
-    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; ``swiglu_oai``: gpt-oss, https://arxiv.org/abs/2508.10925.
+    Shapes: ``x [T, H]`` (any strides), ``w13 [E, 2I, H]``, ``w2 [E, H, I]``, ``topk_weights`` and ``topk_ids`` ``[T,
+    top_k]``, ``w13_bias [E, 2I]``, ``w2_bias [E, H]``, ``expert_map [E_global]`` -> ``[T, H]``.
+    Dtypes: ``x`` fp32, fp16 or bf16, the result alike; ``topk_weights`` fp32, fp16 or bf16; ``topk_ids`` int32 or
+    int64; ``expert_map`` int32; biases like ``x`` or fp32; scales fp32 (``mxfp4`` uint8 or float8_e8m0fnu, ``w4a16``
+    also like ``x``); products and sums accumulate in fp32.
+    Raises: ValueError for an unknown ``activation`` or ``quant``, a missing or superfluous scale, or shapes that do
+    not fit.
+    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; ``swiglu_oai``: gpt-oss,
+    https://arxiv.org/abs/2508.10925.
     """
     experts = slot_experts(topk_ids, w13.shape[0], expert_map)
     tokens, top_k = topk_ids.shape

@@ -50,21 +50,24 @@ def moe_topk(
 ) -> tuple[Tensor, Tensor]:
     """Return the weights and ids of the ``top_k`` best experts of each token, best first, equals by lowest id.
 
-    Scores are ``softmax``, ``sigmoid`` or ``sqrt(softplus)`` (``sqrt_softplus``) of the logits, in fp32. Experts are chosen by
-    score + ``correction_bias``; without a bias by the logits themselves, which rank alike and need no rounding. The weights are
-    the scores alone: divided by their sum if ``renormalize``, then times ``routed_scaling_factor``.
+    Scores are ``softmax``, ``sigmoid`` or ``sqrt(softplus)`` (``sqrt_softplus``) of the logits, in fp32. Experts are
+    chosen by score + ``correction_bias``; without a bias by the logits themselves, which rank alike and need no
+    rounding. The weights are the scores alone: divided by their sum if ``renormalize``, then times
+    ``routed_scaling_factor``.
 
-    With ``n_group > 1`` the experts form equal groups of neighbours and only those of the ``topk_group`` best groups can be chosen.
-    A group's score is the sum of its two best biased scores, or its best score without a bias; equal groups rank by lowest index.
+    With ``n_group > 1`` the experts form equal groups of neighbours and only those of the ``topk_group`` best groups
+    can be chosen. A group's score is the sum of its two best biased scores, or its best score without a bias; equal
+    groups rank by lowest index.
 
-    A NaN logit counts as -inf and +inf as the largest finite value. A row without any logit above -inf still gets distinct ids in
-    range; its softmax and sigmoid scores are 0 and so are its weights (0 / 0 renormalises to 0).
+    A NaN logit counts as -inf and +inf as the largest finite value. A row without any logit above -inf still gets
+    distinct ids in range; its softmax and sigmoid scores are 0 and so are its weights (0 / 0 renormalises to 0).
 
     Shapes: ``router_logits [T, E]`` (any strides), ``correction_bias [E]`` -> ``[T, top_k]`` twice.
     Dtypes: ``router_logits`` fp32, fp16 or bf16; ``correction_bias`` likewise; weights fp32, ids int32.
-    Raises: ValueError unless 1 <= ``top_k`` <= E, ``n_group`` divides E, 1 <= ``topk_group`` <= ``n_group`` and the chosen groups
-    hold ``top_k`` experts.
-    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; groups and bias: DeepSeek-V3, https://arxiv.org/abs/2412.19437.
+    Raises: ValueError unless 1 <= ``top_k`` <= E, ``n_group`` divides E, 1 <= ``topk_group`` <= ``n_group`` and the
+    chosen groups hold ``top_k`` experts.
+    Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; groups and bias: DeepSeek-V3,
+    https://arxiv.org/abs/2412.19437.
     """
     scores = router_scores(router_logits, score_function, wide(router_logits))
     choice = router_choice(router_logits, scores, correction_bias, n_group, topk_group)
@@ -94,7 +97,12 @@ def _(
     expect(experts % n_group == 0, "n_group", f"a divisor of the {experts} experts", n_group)
     expect(topk_group >= 1, "topk_group", "at least 1", topk_group)
     expect(topk_group <= n_group, "topk_group", f"at most the {n_group} groups", topk_group)
-    expect(top_k <= experts // n_group * topk_group, "top_k", f"at most the experts of {topk_group} of {n_group} groups", top_k)
+    expect(
+        top_k <= experts // n_group * topk_group,
+        "top_k",
+        f"at most the experts of {topk_group} of {n_group} groups",
+        top_k,
+    )
 
 
 @moe_topk.fake
@@ -105,7 +113,12 @@ def _(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 @moe_topk.trait_values
 def _(
-    router_logits: Tensor, top_k: int, score_function: str, renormalize: bool, correction_bias: Tensor | None, n_group: int
+    router_logits: Tensor,
+    top_k: int,
+    score_function: str,
+    renormalize: bool,
+    correction_bias: Tensor | None,
+    n_group: int,
 ) -> dict[str, object]:
     return {
         "num_experts": router_logits.shape[1],
@@ -127,7 +140,14 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     for score in SCORE_FUNCTIONS:
         yield Sample(f"grouped {score}", **grouped, top_k=6, score_function=score, correction_bias=bias)
     yield Sample("grouped unbiased", **grouped, top_k=3)
-    yield Sample("biased", router_logits=logits, top_k=2, score_function="sigmoid", correction_bias=bias, routed_scaling_factor=0.5)
+    yield Sample(
+        "biased",
+        router_logits=logits,
+        top_k=2,
+        score_function="sigmoid",
+        correction_bias=bias,
+        routed_scaling_factor=0.5,
+    )
 
 
 @moe_topk.cost

@@ -44,7 +44,8 @@ def best_first(x: Tensor) -> tuple[Tensor, Tensor]:
 def shortest_prefix(weights: Tensor, top_p: Tensor) -> Tensor:
     """Return which of the sorted ``weights [B, V]`` form the shortest prefix with at least ``top_p [B]`` of their sum.
 
-    The sums are in fp64, where sums of fp32 terms of like magnitude are exact: the set does not depend on the order of summation.
+    The sums are in fp64, where sums of fp32 terms of like magnitude are exact: the set does not depend on the order of
+    summation.
     """
     w = weights.to(torch.float64)
     before = w.cumsum(-1) - w

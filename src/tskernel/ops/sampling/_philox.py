@@ -1,9 +1,9 @@
 """Philox4x32-10, the counter-based generator of the sampling ops, in int64 tensors that hold unsigned 32-bit words.
 
-A word is a pure function of (seed, stream, index), so a draw depends neither on the device, nor on the kernel, nor on the
-row's place in the batch. Word ``i`` of (seed, stream) is output ``i % 4`` of the Philox call with
-key ``(seed & 0xffffffff, seed >> 32)`` and counter ``(i // 4, 0, stream & 0xffffffff, stream >> 32)``: the word that cuRAND
-gives after ``curand_init(seed, stream, i)`` and that ``at::Philox4_32(seed, stream)`` gives at position ``i``.
+A word is a pure function of (seed, stream, index), so a draw depends neither on the device, nor on the kernel, nor on
+the row's place in the batch. Word ``i`` of (seed, stream) is output ``i % 4`` of the Philox call with key ``(seed &
+0xffffffff, seed >> 32)`` and counter ``(i // 4, 0, stream & 0xffffffff, stream >> 32)``: the word that cuRAND gives
+after ``curand_init(seed, stream, i)`` and that ``at::Philox4_32(seed, stream)`` gives at position ``i``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def random_words(seed: Tensor, stream: Tensor, count: int) -> Tensor:
 
 
 def gumbel_noise(seed: Tensor, stream: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return standard Gumbel noise ``-log(-log1p(-v))`` with ``v = min((fp32(word) + 0.5) * 2^-32, 1 - 2^-24)`` in fp32.
+    """Return Gumbel noise ``-log(-log1p(-v))`` with ``v = min((fp32(word) + 0.5) * 2^-32, 1 - 2^-24)`` in fp32.
 
     ``v`` is finest near 0, where the winners of a race over a large vocabulary lie, so that ties are rare.
     """

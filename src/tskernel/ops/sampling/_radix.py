@@ -1,4 +1,4 @@
-"""Selection without sorting: the elements of a row that reach a target weight, largest value first, in two passes over its bits."""
+"""Selection without sorting: which elements, largest first, reach a target weight, in two passes over their bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ordered_keys(x: Tensor) -> Tensor:
 
 
 def _bin_reaching(mass: Tensor, above: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the highest bin at which the mass from the top reaches the target ``[B, 1]``, and the mass above that bin."""
+    """Return the bin at which the mass from the top reaches the target ``[B, 1]``, and the mass above it."""
     reached = mass.flip(1).cumsum(1) + above
     from_top = (reached < target).sum(1, keepdim=True).clamp(max=_BINS - 1)
     before = reached.gather(1, (from_top - 1).clamp(min=0))
@@ -24,15 +24,17 @@ def _bin_reaching(mass: Tensor, above: Tensor, target: Tensor) -> tuple[Tensor, 
 
 
 def keep_largest(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
-    """Return the mask of the shortest prefix, largest key first and equal keys by index, whose weights reach ``target [B, 1]``.
+    """Return the mask of the shortest prefix, largest key first and equals by index, that weighs ``target [B, 1]``.
 
-    ``weights`` are fp64, not negative, and equal for equal keys unless 0. The first element is always kept; where the whole
-    row does not reach the target, all of it is.
+    ``weights`` are fp64, not negative, and equal for equal keys unless 0. The first element is always kept; where the
+    whole row does not reach the target, all of it is.
     """
     high = (keys >> _DIGIT) + _BINS // 2
     low = keys & (_BINS - 1)
     bins = weights.new_zeros((keys.shape[0], _BINS))
-    high_bin, above = _bin_reaching(bins.scatter_add(1, high.to(torch.int64), weights), torch.zeros_like(target), target)
+    high_bin, above = _bin_reaching(
+        bins.scatter_add(1, high.to(torch.int64), weights), torch.zeros_like(target), target
+    )
     live = weights.masked_fill(high != high_bin, 0.0)
     low_bin, above = _bin_reaching(bins.scatter_add(1, low.to(torch.int64), live), above, target)
     last = (((high_bin - _BINS // 2) << _DIGIT) | low_bin).to(torch.int32)

@@ -37,14 +37,17 @@ def apply_penalties_(
     """Lower the logits of tokens that were seen before.
 
     First, tokens that stand in the prompt or in the output have a positive logit divided, any other multiplied, by
-    ``repetition_penalty``. Then ``frequency_penalty * count + presence_penalty * (count > 0)`` is subtracted, where ``count`` is how
-    often the token was output; prompt tokens do not count. Penalties 1, 0 and 0 leave a row bit-equal.
+    ``repetition_penalty``. Then ``frequency_penalty * count + presence_penalty * (count > 0)`` is subtracted, where
+    ``count`` is how often the token was output; prompt tokens do not count. Penalties 1, 0 and 0 leave a row
+    bit-equal.
 
-    Shapes: ``logits [B, V]`` (any strides, written), ``prompt_mask`` and ``output_counts`` ``[B, V]``, each penalty ``[B]``.
-    Dtypes: ``logits`` fp32, fp16 or bf16; ``prompt_mask`` bool; ``output_counts`` int32; penalties fp32; fp32 arithmetic, one
-    rounding.
+    Shapes: ``logits [B, V]`` (any strides, written), ``prompt_mask`` and ``output_counts`` ``[B, V]``, each penalty
+    ``[B]``.
+    Dtypes: ``logits`` fp32, fp16 or bf16; ``prompt_mask`` bool; ``output_counts`` int32; penalties fp32; fp32
+    arithmetic, one rounding.
     Raises: ValueError when V is 0 or a shape differs.
-    Source: Keskar et al. 2019, https://arxiv.org/abs/1909.05858 (repetition); the OpenAI API reference (frequency, presence).
+    Source: Keskar et al. 2019, https://arxiv.org/abs/1909.05858 (repetition); the OpenAI API reference (frequency,
+    presence).
     """
     w = wide(logits)
     x = logits.to(w)
@@ -73,8 +76,6 @@ def _(
     check_per_row("presence_penalty", presence_penalty, logits, torch.float32)
     check_per_row("frequency_penalty", frequency_penalty, logits, torch.float32)
     check_per_row("repetition_penalty", repetition_penalty, logits, torch.float32)
-
-
 
 
 @apply_penalties_.trait_values

@@ -20,9 +20,9 @@ from tskernel.ops.sampling._filters import check_per_row, check_rows, clean_prob
 def min_p_renorm(probs: Tensor, min_p: Tensor) -> Tensor:
     """Keep the tokens with ``p >= min_p * max(p)`` of each row, divided by their sum; the rest is 0.
 
-    The test is scale-free: a row need not be normalised, and earlier renormalising changes nothing. ``min_p <= 0`` keeps the
-    whole row; ``min_p > 1`` acts like 1 and keeps the best token and its equals. NaN and negative entries count as 0; a row
-    without mass gives zeros. The input is not changed.
+    The test is scale-free: a row need not be normalised, and earlier renormalising changes nothing. ``min_p <= 0``
+    keeps the whole row; ``min_p > 1`` acts like 1 and keeps the best token and its equals. NaN and negative entries
+    count as 0; a row without mass gives zeros. The input is not changed.
 
     Shapes: ``probs [B, V]`` (any strides), ``min_p [B]`` -> ``[B, V]``, contiguous.
     Dtypes: ``probs`` fp32, fp16 or bf16, the result alike; ``min_p`` fp32; the product is compared unrounded (in fp64).

@@ -28,8 +28,8 @@ from tskernel.ops.sampling._filters import (
 def top_k_renorm(probs: Tensor, top_k: Tensor) -> Tensor:
     """Keep exactly the ``top_k`` largest probabilities of each row, divide them by their sum and set the rest to 0.
 
-    Equal probabilities are kept by lowest id. ``top_k <= 0`` or ``>= V`` keeps the whole row. NaN and negative entries count
-    as 0; a row without mass gives zeros. The input is not changed.
+    Equal probabilities are kept by lowest id. ``top_k <= 0`` or ``>= V`` keeps the whole row. NaN and negative entries
+    count as 0; a row without mass gives zeros. The input is not changed.
 
     Shapes: ``probs [B, V]`` (any strides), ``top_k [B]`` -> ``[B, V]``, contiguous.
     Dtypes: ``probs`` fp32, fp16 or bf16, the result alike; ``top_k`` int32; the sum in fp32, one rounding.

@@ -32,22 +32,23 @@ def top_k_top_p_sample(
 ) -> Tensor:
     """Draw a token per row: temperature, then top-k, then top-p on the renormalised distribution, then one exact draw.
 
-    Per row: logits are divided by ``temperature``; exactly ``top_k`` largest stay (``<= 0`` or ``>= V``: all), equal logits by
-    lowest id; of their softmax the shortest best-first prefix with at least ``top_p`` of the mass stays (``>= 1``: all,
-    ``<= 0``: the best alone). ``temperature <= 0`` or NaN is greedy, and then equals ``argmax``.
+    Per row: logits are divided by ``temperature``; exactly ``top_k`` largest stay (``<= 0`` or ``>= V``: all), equal
+    logits by lowest id; of their softmax the shortest best-first prefix with at least ``top_p`` of the mass stays
+    (``>= 1``: all, ``<= 0``: the best alone). ``temperature <= 0`` or NaN is greedy, and then equals ``argmax``.
 
-    The draw is the Gumbel race: the kept token with the largest ``logit / temperature + g`` wins (lowest id among equals), with
-    ``g = -log(-log1p(-v))``, ``v = min((fp32(w) + 0.5) * 2^-32, 1 - 2^-24)`` in fp32, and ``w`` the Philox4x32-10 word of
-    (``seed``, ``offset``, token id): output ``id % 4`` of the call with key ``(seed_low, seed_high)`` and counter
-    ``(id // 4, 0, offset_low, offset_high)``, each 32 bits. So the token is a function of the row's logits, parameters, seed and
-    offset alone, on every device and in every kernel, wherever the row stands in the batch. (Two tokens whose scores differ by
-    less than the rounding of ``log`` may change places between devices.) Advance ``offset`` by one per draw.
+    The draw is the Gumbel race: the kept token with the largest ``logit / temperature + g`` wins (lowest id among
+    equals), with ``g = -log(-log1p(-v))``, ``v = min((fp32(w) + 0.5) * 2^-32, 1 - 2^-24)`` in fp32, and ``w`` the
+    Philox4x32-10 word of (``seed``, ``offset``, token id): output ``id % 4`` of the call with key ``(seed_low,
+    seed_high)`` and counter ``(id // 4, 0, offset_low, offset_high)``, each 32 bits. So the token is a function of the
+    row's logits, parameters, seed and offset alone, on every device and in every kernel, wherever the row stands in
+    the batch. (Two tokens whose scores differ by less than the rounding of ``log`` may change places between devices.)
+    Advance ``offset`` by one per draw.
 
     NaN logits count as -inf. +inf logits share the row alone. A row without any finite or +inf logit gives id 0.
 
     Shapes: ``logits [B, V]`` (any strides), all others ``[B]`` -> ``[B]``.
-    Dtypes: ``logits`` fp32, fp16 or bf16; ``top_k`` int32; ``top_p`` and ``temperature`` fp32; ``seed`` and ``offset`` int64;
-    the result is int32. Scores in fp32, prefix sums in fp64.
+    Dtypes: ``logits`` fp32, fp16 or bf16; ``top_k`` int32; ``top_p`` and ``temperature`` fp32; ``seed`` and ``offset``
+    int64; the result is int32. Scores in fp32, prefix sums in fp64.
     Raises: ValueError when V is 0 or a parameter does not have B elements.
     Source: Gumbel 1954 (the race); Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405 (Philox).
     """

@@ -26,11 +26,11 @@ from tskernel.ops.sampling._filters import (
     shard={"batch": {"probs": 0, "top_p": 0, "return": 0}},
 )
 def top_p_renorm(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the shortest best-first prefix of each row that holds at least ``top_p`` of its mass, divided by its sum; the rest is 0.
+    """Keep the shortest best-first prefix of each row with at least ``top_p`` of its mass, divided by its sum.
 
-    ``top_p`` is a share of the sum of the row, so rows need not be normalised. Equal probabilities are ranked by lowest id.
-    ``top_p >= 1`` keeps the whole row and ``top_p <= 0`` the best token alone. NaN and negative entries count as 0; a row
-    without mass gives zeros. The input is not changed.
+    ``top_p`` is a share of the sum of the row, so rows need not be normalised. Equal probabilities are ranked by
+    lowest id. ``top_p >= 1`` keeps the whole row and ``top_p <= 0`` the best token alone. NaN and negative entries
+    count as 0; a row without mass gives zeros. The input is not changed.
 
     Shapes: ``probs [B, V]`` (any strides), ``top_p [B]`` -> ``[B, V]``, contiguous.
     Dtypes: ``probs`` fp32, fp16 or bf16, the result alike; ``top_p`` fp32; prefix sums in fp64, the division in fp32.

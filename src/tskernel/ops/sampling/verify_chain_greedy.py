@@ -19,10 +19,11 @@ from tskernel.library import Cost, Make, Sample, empty, expect_dim, expect_dtype
 def verify_chain_greedy(draft_tokens: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Accept the longest prefix of each draft that agrees with the target, and add the target's next token.
 
-    ``target_ids[b, i]`` is the target model's greedy token after the first ``i`` draft tokens (``argmax`` of its logits). Draft token
-    ``i`` is accepted while it and all before it equal the target's. Returns ``accepted_len`` (0 .. n, without the added token) and
-    ``tokens``: the accepted tokens, then the target's token at position ``accepted_len`` (the bonus token, or the correction), then -1.
-    A negative draft token is never accepted: pad shorter drafts with -1.
+    ``target_ids[b, i]`` is the target model's greedy token after the first ``i`` draft tokens (``argmax`` of its
+    logits). Draft token ``i`` is accepted while it and all before it equal the target's. Returns ``accepted_len`` (0
+    .. n, without the added token) and ``tokens``: the accepted tokens, then the target's token at position
+    ``accepted_len`` (the bonus token, or the correction), then -1. A negative draft token is never accepted: pad
+    shorter drafts with -1.
 
     Shapes: ``draft_tokens [B, n]``, ``target_ids [B, n + 1]`` (any strides) -> ``[B]``, ``[B, n + 1]``; n may be 0.
     Dtypes: int32 or int64 ids; both results are int32.
@@ -57,7 +58,13 @@ def _(draft_tokens: Tensor) -> dict[str, object]:
 
 @verify_chain_greedy.samples
 def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
-    for name, (rows, drafted) in {"ordinary": (5, 4), "one": (1, 1), "odd": (3, 7), "empty": (0, 4), "undrafted": (3, 0)}.items():
+    for name, (rows, drafted) in {
+        "ordinary": (5, 4),
+        "one": (1, 1),
+        "odd": (3, 7),
+        "empty": (0, 4),
+        "undrafted": (3, 0),
+    }.items():
         draft = make.randint(0, 2, (rows, drafted), dtype)
         yield Sample(name, draft_tokens=draft, target_ids=make.randint(0, 2, (rows, drafted + 1), dtype))
     draft = make.randint(0, 2, (4, 6), dtype).t()

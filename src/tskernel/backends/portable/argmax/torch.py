@@ -1,4 +1,4 @@
-"""argmax in two steps: amax over chunks, which is vectorised where argmax is not, then argmax inside the first best chunk."""
+"""argmax in two steps: amax over chunks, vectorised where argmax is not, then argmax inside the first best chunk."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def argmax(logits: Tensor) -> Tensor:
     inf = float("inf")
     chunks = torch.nan_to_num(logits, nan=-inf, posinf=inf, neginf=-inf).unflatten(1, (-1, _CHUNK))
     first = chunks.amax(-1).argmax(-1)
-    inside = chunks.take_along_dim(first[:, None, None], 1).squeeze(1).argmax(-1)
+    inside = chunks.gather(1, first[:, None, None].expand(-1, 1, _CHUNK)).squeeze(1).argmax(-1)
     return (first * _CHUNK + inside).to(torch.int32)

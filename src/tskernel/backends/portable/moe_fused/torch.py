@@ -20,12 +20,12 @@ def rejects(x: Tensor, w13: Tensor, w2: Tensor) -> str | None:
 @register_kernel(
     "moe",
     "moe_fused",
-    capability=CapabilityRequirement(vendor="cpu"),  # on a GPU, grouped_mm has a fast path for few dtypes and reads sizes back
+    capability=CapabilityRequirement(vendor="cpu"),  # untried on GPUs, whose grouped_mm has other limits
     signatures=same_formats("x", "w", dtypes=GROUPED_DTYPES),
     traits={"quant": {"none"}},
     priority=Priority.PORTABLE,
     rejects=rejects,
-    traceable=True,
+    traceable=False,  # torch 2.13 can only trace grouped_mm in bf16
 )
 def moe_fused(
     x: Tensor,

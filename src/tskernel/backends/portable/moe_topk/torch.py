@@ -1,4 +1,4 @@
-"""moe_topk through torch.topk on keys that hold value and index, so that ties fall to the lowest expert without a full sort."""
+"""moe_topk through torch.topk on keys that hold value and index: ties fall to the lowest expert without a full sort."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def moe_topk(
     scores = router_scores(router_logits, score_function, torch.float32)
     choice = router_choice(router_logits, scores, correction_bias, n_group, topk_group)
     experts = choice.shape[1]
-    # Adding zero turns -0 into +0; flipping the magnitude bits of negative floats makes their bits order like the numbers.
+    # Adding zero turns -0 into +0; with their magnitude bits flipped, negative floats order like their bits.
     bits = (choice + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
     key = ordered * experts + torch.arange(experts - 1, -1, -1, device=choice.device)
