@@ -1,4 +1,4 @@
-"""What the gated activations must do beyond the generic contract: values, widths, layouts, quantizing in one rounding."""
+"""What the gated activations must do beyond the generic contract: values, widths, layouts, one-rounding fp8."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ PLAIN = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
 QUANTIZING = tuple(f"{n}_quantize_fp8" for n in PLAIN)
 plain_kernels = pytest.mark.parametrize(("name", "kernel"), [(n, k) for n in PLAIN for k in kernel_names(n)])
 quantizing_kernels = pytest.mark.parametrize(("name", "kernel"), [(n, k) for n in QUANTIZING for k in kernel_names(n)])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
 
 # Every activation at gate = up = 3.
 AT_THREE = {
@@ -103,7 +109,7 @@ def test_swiglu_oai_interleaved(kernel: str) -> None:
         x = laid_out(torch.randn(4, 26) * 6, layout)
         halves = torch.cat((x[:, ::2], x[:, 1::2]), dim=-1)
         got = call("swiglu_oai", kernel, x, alpha=1.5, limit=4.0, interleaved=True)
-        compare(got, call("swiglu_oai", kernel, halves, alpha=1.5, limit=4.0), exact=True)
+        compare(got, call("swiglu_oai", kernel, halves, alpha=1.5, limit=4.0))
         assert got.is_contiguous()
 
 

@@ -20,6 +20,11 @@ fused_kernels = pytest.mark.parametrize("kernel", kernel_names("fused_add_rmsnor
 half_or_bf16 = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def fused(kernel: str, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, **options: float) -> None:
     assert call("fused_add_rmsnorm", kernel, x, residual, weight, **options) is None
 
