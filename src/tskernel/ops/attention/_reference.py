@@ -64,8 +64,9 @@ def attend(
         total = total + torch.exp(sinks.to(q.dtype).view(kv_heads, group, 1) - top)
     out = (weights.flatten(2, 3) @ v.permute(0, 2, 1, 3)).unflatten(2, (group, q_len))  # [B, Hkv, G, Lq, Dv]
     out = out / torch.where(total == 0, 1, total).unsqueeze(-1)
-    out = out.permute(0, 3, 1, 2, 4).reshape(batch, q_len, q_heads, v.shape[-1])
-    return out, lse.permute(0, 3, 1, 2).reshape(batch, q_len, q_heads)
+    # With one KV head the permuted result reshapes to a view: ops return contiguous storage.
+    out = out.permute(0, 3, 1, 2, 4).reshape(batch, q_len, q_heads, v.shape[-1]).contiguous()
+    return out, lse.permute(0, 3, 1, 2).reshape(batch, q_len, q_heads).contiguous()
 
 
 def ragged_attention(
