@@ -62,8 +62,8 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
         return make.randn(shape, torch.float32).abs()
 
     yield Sample("token", data=ints(7, 64), scale=scales(7, 1), out_dtype=dtype)
-    yield Sample("tensor", data=ints(2, 3, 77), scale=scales(1), out_dtype=dtype)
-    yield Sample("one", data=ints(1, 1), scale=scales(1)[0], out_dtype=dtype)
+    yield Sample("tensor", data=ints(2, 3, 77), scale=scales(1)[0], out_dtype=dtype)
+    yield Sample("one", data=ints(1, 1), scale=scales(1), out_dtype=dtype)
     yield Sample("empty", data=ints(0, 64), scale=scales(0, 1), out_dtype=dtype)
     yield Sample("transposed", data=ints(64, 7).t(), scale=scales(7, 1), out_dtype=dtype)
     yield Sample("sliced", data=ints(7, 96)[:, 5:69], scale=scales(1, 7).t(), out_dtype=dtype)

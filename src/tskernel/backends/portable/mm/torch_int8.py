@@ -11,10 +11,7 @@ from tskernel.dispatch.signature import formats
 from tskernel.library import FLOATS
 
 _FEWEST_ROWS = 17  # torch._int_mm refuses fewer on CUDA
-
-
-def _multiple_of_8(size: int) -> bool:
-    return size > 0 and size % 8 == 0
+_MULTIPLES_OF_8 = range(8, 2**31, 8)
 
 
 def rejects(a: Tensor, b: Tensor) -> str | None:
@@ -34,7 +31,7 @@ def rejects(a: Tensor, b: Tensor) -> str | None:
         CapabilityRequirement(vendor="amd", features=("tensor_core:int8",)),
     ),
     signatures=formats(a=torch.int8, b=torch.int8, out=FLOATS),
-    traits={"quant": {"int8"}, "k": _multiple_of_8, "n": _multiple_of_8},
+    traits={"quant": {"int8"}, "k": _MULTIPLES_OF_8, "n": _MULTIPLES_OF_8},
     priority=Priority.PORTABLE,
     rejects=rejects,
     traceable=True,

@@ -12,11 +12,7 @@ from tskernel.library import HALVES
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _OUT = (*HALVES, torch.float32)
-
-
-def multiple_of_16(size: int) -> bool:
-    """Tell whether torch._scaled_mm takes a K or an N."""
-    return size > 0 and size % 16 == 0
+MULTIPLES_OF_16 = range(16, 2**31, 16)
 
 
 def pairs(e4m3: torch.dtype, e5m2: torch.dtype) -> frozenset[FormatSignature]:
@@ -46,7 +42,7 @@ def rejects(a: Tensor, b: Tensor, bias: Tensor | None, quant: str, out_dtype: to
         CapabilityRequirement(vendor="amd", at_least="gfx950", features=("tensor_core:f8",)),
     ),
     signatures=pairs(_E4M3, _E5M2),
-    traits={"quant": {"fp8_tensor", "fp8_token"}, "alpha": {False}, "k": multiple_of_16, "n": multiple_of_16},
+    traits={"quant": {"fp8_tensor", "fp8_token"}, "alpha": {False}, "k": MULTIPLES_OF_16, "n": MULTIPLES_OF_16},
     priority=Priority.PORTABLE,
     rejects=rejects,
     traceable=True,

@@ -18,8 +18,8 @@ from tskernel.dispatch.registry import Priority, register_kernel
     traits={
         "quant": {"fp8_tensor", "fp8_token"},
         "alpha": {False},
-        "k": torch_scaled.multiple_of_16,
-        "n": torch_scaled.multiple_of_16,
+        "k": torch_scaled.MULTIPLES_OF_16,
+        "n": torch_scaled.MULTIPLES_OF_16,
     },
     priority=Priority.PORTABLE,
     rejects=torch_scaled.rejects,
