@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tskernel  # noqa: F401  defines torch.ops.tokenspeed
-from tskernel.dispatch import selection
+from tskernel.dispatch import policy
 from tskernel.dispatch.registry import KernelRegistry
 
 
@@ -28,8 +28,8 @@ def registry() -> Iterator[KernelRegistry]:
     kernels, by_mode = dict(found._kernels), dict(found._by_mode)
     yield found
     found._kernels, found._by_mode = kernels, by_mode
-    selection._state.oracles.clear()
-    selection.forget_unavailable()
+    policy._state.oracles.clear()
+    policy.forget_unavailable()
 
 
 @pytest.fixture(autouse=True)

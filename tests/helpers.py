@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tskernel.dispatch.registry import KernelRegistry
-from tskernel.dispatch.selection import reject_reason
+from tskernel.dispatch.ranking import reject_reason, unfit
 from tskernel.library import Op, Sample, ops
 from tskernel.testing import samples_of
 
@@ -58,9 +58,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def declines(kernel: str, op: Op, sample: Sample, form: str) -> str | None:
     """Return why a kernel does not take a sample, or None: formats, traits, its own rejects."""
     from tskernel._torch.execute import call_request, named
-    from tskernel.dispatch.selection import _unfit
 
     spec = KernelRegistry.get().get_by_name(kernel)
     arguments = op.fill(sample.arguments)
-    why = _unfit(spec, call_request(op, arguments, form, None))
+    why = unfit(spec, call_request(op, arguments, form, None))
     return why if why is not None else reject_reason(spec, named(op, arguments, None))

@@ -19,7 +19,7 @@ from tskernel.dispatch import platform as platforms
 from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError, NoKernelFoundError, OverrideError, RegistrationError
 from tskernel.dispatch.platform import Arch, CapabilityRequirement, PlatformInfo
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
-from tskernel.dispatch.selection import SelectionPolicy, explain_selection, kernel_override, register_oracle, select_kernel, set_policy
+from tskernel.dispatch.selection import explain_selection, kernel_override, register_oracle, select_kernel
 from tskernel.dispatch.signature import FormatSignature, ScaleFormat, TensorFormat, formats
 from tskernel.library import ops
 
@@ -290,12 +290,6 @@ def test_an_oracle_ranks_before_priority() -> None:
     assert select_kernel("norm", "rmsnorm", traits={"hidden": 16}, platform="cpu").name == "fast"
     register_oracle("norm", None)
     assert select_kernel("norm", "rmsnorm", traits={"hidden": 8}, platform="cpu").name == "fast"
-
-
-def test_the_autotune_policy_says_that_it_is_not_there() -> None:
-    with pytest.raises(NotImplementedError, match="does not measure on first calls yet"):
-        set_policy(SelectionPolicy.AUTOTUNE)
-    set_policy(SelectionPolicy.HEURISTIC)
 
 
 def test_a_new_kernel_serves_the_next_call_of_both_routes() -> None:

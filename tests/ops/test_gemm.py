@@ -27,7 +27,7 @@ grouped_kernels = pytest.mark.parametrize("kernel", kernel_names("grouped_mm"))
 
 
 def gemm(op: str, kernel: str | None, a: Tensor, b: Tensor, **options: Any) -> Tensor:
-    """Multiply ``a [M, K]`` by ``b [N, K]`` through any op: as one matrix, a batch of one, or the second of two groups."""
+    """Multiply ``a [M, K]`` by ``b [N, K]`` through any op: as one, a batch of one, or the second of two groups."""
     given = {k: v for k, v in options.items() if v is not None}
     if op == "mm":
         return call(op, kernel, a, b, **given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +12,26 @@ from torch import Tensor
 
 from tskernel._torch.guard import make_guard
 from tskernel._torch.validate import refuse_gradient
+from tskernel.dispatch import autotune
 from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError
 from tskernel.dispatch.explanation import Explanation
 from tskernel.dispatch.overrides import any_scope_open
 from tskernel.dispatch.platform import platform_of
 from tskernel.dispatch.registry import KernelRegistry, KernelSpec
-from tskernel.dispatch.selection import Request, explain_request, find_choice, mark_unavailable, not_found, ranking, reject_reason
+from tskernel.dispatch.policy import mark_unavailable
+from tskernel.dispatch.ranking import Request, find_choice, not_found, ranking, reject_reason
+from tskernel.dispatch.selection import explain_request
 
 if TYPE_CHECKING:
     from tskernel.library import Op
 
 Runner = Callable[..., Any]
 INLINE = "inline:"  # an override that stands for "whatever is selected": the token of a graph traced in inline mode
+
+
+def token_choice(token: str) -> str | None:
+    """Return the override that an inline token ``"inline:<fingerprint>[:<override>]"`` carries."""
+    return token[len(INLINE) :].partition(":")[2] or None
 
 
 def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **extra: Any) -> Any:
@@ -89,7 +99,7 @@ def call_device(op: Op, arguments: Sequence[Any]) -> torch.device:
 def call_request(op: Op, arguments: Sequence[Any], form: str, override: str | None) -> Request:
     """Return what a call asks for."""
     if override is not None and override.startswith(INLINE):
-        override = None
+        override = token_choice(override)
     return Request(
         op,
         platform_of(call_device(op, arguments)),
@@ -120,7 +130,9 @@ def execute(op: Op, form: str, arguments: Sequence[Any], out: Tensor | None, ove
         return result, None
     values, reasons = named(op, arguments, out), dict(found.reasons)
     extra = {"out": out} if form == "out" else {}
-    for spec in found.fits:
+    if autotune.wants_measuring(request, found.fits, arguments, form):
+        autotune.tune(op, *arguments, form=form)
+    for spec in autotune.order(found.fits, request, arguments, form):
         why = reject_reason(spec, values)
         if why is None:
             run = on_device(make_runner(op, spec, form), call_device(op, arguments))
@@ -136,6 +148,22 @@ def execute(op: Op, form: str, arguments: Sequence[Any], out: Tensor | None, ove
                 why = mark_unavailable(spec, request.platform, error)
         reasons[spec.name] = why
     raise not_found(request, reasons)
+
+
+def time_kernels(op: Op, request: Request, arguments: Sequence[Any], form: str) -> dict[str, float]:
+    """Return microseconds of every kernel that takes the call, on copies of what it writes; one that fails is left out."""
+    out = op.allocate(arguments) if form == "out" else None
+    values = named(op, arguments, out)
+    written = {op.signature.index(n) for n in op.mutates}
+    copies = [a.clone() if i in written else a for i, a in enumerate(arguments)]
+    times: dict[str, float] = {}
+    for spec in ranking(request).fits:
+        if reject_reason(spec, values) is None:
+            run = on_device(make_runner(op, spec, form), call_device(op, arguments))
+            extra = {"out": out} if form == "out" else {}
+            with contextlib.suppress(KernelRefusedError, KernelUnavailableError, ImportError, OSError):
+                times[spec.name] = autotune.measure(functools.partial(call_with, op, run, **extra), copies)
+    return times
 
 
 def _nothing_to_do(op: Op, form: str, arguments: Sequence[Any], out: Tensor | None) -> tuple[bool, Any]:

@@ -41,7 +41,7 @@ def kernel_override(family: str, mode: str, name_or_solution: str) -> Iterator[N
 
     Raises: OverrideError at once for a name that no kernel of the op has; at the call for a kernel that cannot run there.
     """
-    from tskernel.dispatch.selection import check_choice
+    from tskernel.dispatch.ranking import check_choice
 
     registry = KernelRegistry.get()
     check_choice(registry.operator(family, mode), name_or_solution, f'kernel_override("{family}", "{mode}", ...)')

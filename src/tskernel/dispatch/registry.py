@@ -38,6 +38,7 @@ class Operator(Protocol):
     trait_defaults: Mapping[str, object]
     arguments: tuple[str, ...]
     dynamic: tuple[str, ...]
+    mutates: tuple[str, ...]
     out: bool
     lse: bool
 
