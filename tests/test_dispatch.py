@@ -453,7 +453,8 @@ def test_explanations_name_every_kernel_and_reason() -> None:
     plan = explain_selection("norm", "rmsnorm", BF16, platform="sm80")
     status = {c.name: (c.status, c.reason) for c in plan.candidates}
     assert status["tma"] == ("rejected", "needs memory:tma, which sm80 does not have")
-    assert status["shape"] == ("depends", "rejects some calls by x")
+    assert status["shape"] == ("selected", "unless it rejects the call by x")
+    assert status["reference/rmsnorm"] == ("fits", "ranks lower")
     assert {c.name for c in plan.candidates} == {s.name for s in KernelRegistry.get().list_kernels("norm", "rmsnorm")}
     assert explain_selection("norm", "rmsnorm", BF16, platform="sm90").winner == "tma"
     call = ops["rmsnorm"].explain(torch.ones(2, 8), torch.ones(8))

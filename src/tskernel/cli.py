@@ -30,7 +30,7 @@ app = typer.Typer(help="LLM-inference operators as PyTorch operators.", no_args_
 console = Console(width=None if sys.stdout.isatty() else 240)
 
 _BACKENDS = ("portable", "cuda", "rocm", "npu")
-_STYLES = {"selected": "bold green", "fits": "green", "depends": "yellow", "rejected": "dim"}
+_STYLES = {"selected": "bold green", "fits": "green", "rejected": "dim"}
 
 OpArgument = Annotated[str, typer.Argument(help="An op, as rmsnorm or norm.rmsnorm.")]
 PluginsOption = Annotated[bool, typer.Option("--plugins", help="Load the installed plugins first.")]
@@ -181,16 +181,10 @@ def _counts_table() -> Table:
     return table
 
 
-def _may_serve(result: Explanation) -> bool:
-    return any(candidate.status != "rejected" for candidate in result.candidates)
-
-
 def _print_explanation(result: Explanation) -> None:
     head = Text(f"{result.op} on {result.platform}: ")
     if result.winner:
         head.append(result.winner, style="bold green")
-    elif _may_serve(result):
-        head.append("depends on the call", style="bold yellow")
     else:
         head.append("no kernel fits", style="bold red")
     console.print(head, soft_wrap=True)

@@ -11,8 +11,7 @@ from typing import Any
 class Candidate:
     """One kernel in an explanation.
 
-    ``status`` is "selected", "fits" (would serve if the ones above did not), "depends" (a plan cannot tell: it looks at the call) or
-    "rejected".
+    ``status`` is "selected", "fits" (would serve if the ones above did not) or "rejected".
     """
 
     name: str

@@ -117,7 +117,10 @@ def explain_selection(
     solution: str | None = None,
     override: str | None = None,
 ) -> Explanation:
-    """Return which kernel would serve, and for every other one why not; works for any platform from any host."""
+    """Return which kernel would serve, and for every other one why not; works for any platform from any host.
+
+    Without a call's arguments the winner is the first in rank; where it may still reject a call, its line says by which arguments.
+    """
     request = make_request(
         family, mode, format_signature, traits=traits, features=features, platform=platform, solution=solution, override=override
     )
@@ -130,16 +133,15 @@ def explain_request(request: Request, arguments: Mapping[str, Any] | None = None
     candidates: list[Candidate] = []
     winner: str | None = None
     for spec in found.fits:
-        status, reason = "fits", "lower priority" if winner else ""
-        if arguments is not None:
-            why = reject_reason(spec, arguments)
-            status, reason = ("rejected", why) if why is not None else (status, reason)
-        elif spec.rejects is not None:
-            status, reason = "depends", f"rejects some calls by {', '.join(spec.rejects_arguments)}"
-        # A plan names the first kernel that always serves; the ones above it serve the calls that they do not reject.
-        if winner is None and status == "fits":
-            winner, status = spec.name, "selected"
-        candidates.append(Candidate(spec.name, spec.solution, spec.backend, spec.priority, status, reason or ""))
+        why = None if arguments is None else reject_reason(spec, arguments)
+        looks = "" if arguments is not None or spec.rejects is None else f"unless it rejects the call by {', '.join(spec.rejects_arguments)}"
+        if why is not None:
+            status, reason = "rejected", why
+        elif winner is None:
+            winner, status, reason = spec.name, "selected", looks
+        else:
+            status, reason = "fits", f"ranks lower{', ' + looks if looks else ''}"
+        candidates.append(Candidate(spec.name, spec.solution, spec.backend, spec.priority, status, reason))
     registry = KernelRegistry.get()
     rejected = sorted((registry.get_by_name(n) for n in found.reasons), key=lambda s: (-s.priority, s.name))
     candidates += [Candidate(s.name, s.solution, s.backend, s.priority, "rejected", found.reasons[s.name]) for s in rejected]
