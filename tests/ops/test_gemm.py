@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tskernel._torch.execute import named
 from tskernel.dispatch.platform import PlatformInfo
-from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.dispatch.ranking import Request, ranking, reject_reason
+from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.library import ops
 from tskernel.testing import SampleMaker, call, compare, kernel_names, oracle, samples_of
 
