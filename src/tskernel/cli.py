@@ -107,7 +107,7 @@ def explain(
     else:
         for result in results:
             _print_explanation(result)
-    raise typer.Exit(int(not all(_may_serve(result) for result in results)))
+    raise typer.Exit(int(not all(result.winner for result in results)))
 
 
 @app.command()
