@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tskernel.checks import FLOATS, expect, expect_choice, expect_dim, expect_dtype, expect_shape, nbytes, wide
+from tskernel.dispatch.errors import KernelRefusedError
 from tskernel.ops.moe._activations import ACTIVATIONS, activate
 from tskernel.ops.moe._placement import block_experts, place
 from tskernel.ops.moe._weights import (
@@ -73,6 +74,12 @@ def weighted_sum(outputs: Tensor, topk_weights: Tensor, used: Tensor | None) -> 
     return (weighted if used is None else weighted.masked_fill(~used.unsqueeze(2), 0.0)).sum(1)
 
 
+def require_plain(weight_layout: str) -> None:
+    """Refuse weights that were reordered for some other kernel."""
+    if weight_layout != "plain":
+        raise KernelRefusedError(f"the reference reads plain weights, these are laid out for {weight_layout!r}")
+
+
 def check_experts(
     x: Tensor,
     w13: Tensor,
@@ -80,6 +87,7 @@ def check_experts(
     *,
     activation: str,
     quant: str,
+    weight_layout: str,
     w13_scale: Tensor | None,
     w2_scale: Tensor | None,
     w13_bias: Tensor | None,
@@ -92,6 +100,10 @@ def check_experts(
     expect_choice("quant", quant, QUANTS)
     expect_dtype("x", x, FLOATS)
     expect_dim("x", x, 2)
+    check_activation_scale("a13_scale", a13_scale, quant)
+    check_activation_scale("a2_scale", a2_scale, quant)
+    if weight_layout != "plain":
+        return
     expect_dim("w13", w13, 3)
     expect_dim("w2", w2, 3)
     experts, hidden = w13.shape[0], x.shape[1]
@@ -102,8 +114,6 @@ def check_experts(
     for name, bias, width in (("w13_bias", w13_bias, 2 * inner), ("w2_bias", w2_bias, hidden)):
         expect_shape(name, bias, (experts, width))
         expect_dtype(name, bias, (x.dtype, torch.float32))
-    check_activation_scale("a13_scale", a13_scale, quant)
-    check_activation_scale("a2_scale", a2_scale, quant)
 
 
 def check_ids(name: str, ids: Tensor, tokens: int | None = None) -> None:

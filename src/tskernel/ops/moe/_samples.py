@@ -72,17 +72,16 @@ def _calls(make: Any, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]
     for name, shape in _SHAPES.items():
         yield name, expert_sample(make, dtype, shape)
     small = _SHAPES["ordinary"]
-    for activation in ("gelu", "gelu_tanh"):
-        yield activation, expert_sample(make, dtype, small, activation=activation)
     oai = {"activation": "swiglu_oai", "swiglu_alpha": 1.5, "swiglu_limit": 1.0, **_biases(make, dtype, small)}
     yield "swiglu_oai, biases", expert_sample(make, dtype, small, **oai)
-    for quant in ("fp8_tensor", "fp8_token", "int8", "mxfp4", "w4a16"):
-        yield quant, expert_sample(make, dtype, small, quant)
+    formats = {"fp8_tensor": "gelu", "fp8_token": "silu", "int8": "gelu_tanh", "mxfp4": "silu", "w4a16": "silu"}
+    for quant, activation in formats.items():
+        yield f"{quant}, {activation}", expert_sample(make, dtype, small, quant, activation=activation)
     yield "fp8_block", expert_sample(make, dtype, (3, 2, 3, 160, 72), "fp8_block")
     scales = {"a13_scale": make.full((1,), 0.01, torch.float32), "a2_scale": make.full((), 0.02, torch.float32)}
     for quant in ("fp8_tensor", "mxfp4"):
         yield f"{quant}, static", expert_sample(make, dtype, small, quant, **scales)
-    strided = expert_sample(make, dtype, small)
+    strided = expert_sample(make, dtype, small, weight_layout="plain")
     strided["x"] = make.randn((64, 20), dtype).t()[::2][:9]
     strided["topk_ids"] = make.randint(-1, 5, (2, 9), torch.int64).t()
     yield "strided, ids out of range", strided

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tskernel.library import Cost, Make, Sample, empty, expect, expect_dtype, expect_shape, nbytes, op
-from tskernel.ops.moe._experts import check_experts, expert_outputs, experts_cost
+from tskernel.ops.moe._experts import check_experts, expert_outputs, experts_cost, require_plain
 from tskernel.ops.moe._placement import slot_experts_of_blocks
 from tskernel.ops.moe._samples import dispatched_samples
 from tskernel.ops.moe._weights import PACKED
@@ -19,6 +19,7 @@ from tskernel.ops.moe._weights import PACKED
     traits={
         "activation": "silu",
         "quant": "none",
+        "weight_layout": "plain",
         "num_experts": 128,
         "top_k": 8,
         "hidden": 2048,
@@ -47,6 +48,7 @@ def moe_experts(
     a2_scale: Tensor | None = None,
     swiglu_alpha: float = 1.702,
     swiglu_limit: float = 7.0,
+    weight_layout: str = "plain",
 ) -> Tensor:
     """Return ``expert(topk_ids[t, k])(x[t])`` at ``[t, k]``, not multiplied by any weight; ``moe_combine`` does that.
 
@@ -61,6 +63,7 @@ def moe_experts(
     not fit.
     Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
     """
+    require_plain(weight_layout)
     tokens = x.shape[0]
     experts = slot_experts_of_blocks(
         sorted_token_ids,
@@ -102,6 +105,7 @@ def _(
     block_size: int,
     activation: str,
     quant: str,
+    weight_layout: str,
     w13_scale: Tensor | None,
     w2_scale: Tensor | None,
     w13_bias: Tensor | None,
@@ -115,6 +119,7 @@ def _(
         w2,
         activation=activation,
         quant=quant,
+        weight_layout=weight_layout,
         w13_scale=w13_scale,
         w2_scale=w2_scale,
         w13_bias=w13_bias,
@@ -146,12 +151,14 @@ def _(
     block_size: int,
     activation: str,
     quant: str,
+    weight_layout: str,
     w13_bias: Tensor | None,
     w2_bias: Tensor | None,
 ) -> dict[str, object]:
     return {
         "activation": activation,
         "quant": quant,
+        "weight_layout": weight_layout,
         "num_experts": w13.shape[0],
         "top_k": top_k,
         "hidden": x.shape[1],

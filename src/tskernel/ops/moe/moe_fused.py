@@ -14,6 +14,7 @@ from tskernel.ops.moe._experts import (
     check_ids,
     expert_outputs,
     experts_cost,
+    require_plain,
     weighted_sum,
 )
 from tskernel.ops.moe._placement import slot_experts
@@ -27,6 +28,7 @@ from tskernel.ops.moe._weights import PACKED
     traits={
         "activation": "silu",
         "quant": "none",
+        "weight_layout": "plain",
         "num_experts": 128,
         "top_k": 8,
         "hidden": 2048,
@@ -53,6 +55,7 @@ def moe_fused(
     swiglu_alpha: float = 1.702,
     swiglu_limit: float = 7.0,
     expert_map: Tensor | None = None,
+    weight_layout: str = "plain",
 ) -> Tensor:
     """Return ``sum_k topk_weights[t, k] * expert(topk_ids[t, k])(x[t])``; expert = ``w2 @ act(w13 @ x + b13) + b2``.
 
@@ -81,6 +84,10 @@ def moe_fused(
     Activation scales are dynamic, ``max(|row|) / format maximum``, so that a token's result never depends on other
     tokens; ``a13_scale`` and ``a2_scale`` (one element) make them static for the first and the second product.
 
+    ``weight_layout`` is "plain", or names the order in which a kernel's ``weight_preprocessor`` left weights and
+    scales. Only that kernel reads them then, and their shapes are its own affair; ``moe_plan`` and
+    ``moe_process_weights`` see to it.
+
     Shapes: ``x [T, H]`` (any strides), ``w13 [E, 2I, H]``, ``w2 [E, H, I]``, ``topk_weights`` and ``topk_ids`` ``[T,
     top_k]``, ``w13_bias [E, 2I]``, ``w2_bias [E, H]``, ``expert_map [E_global]`` -> ``[T, H]``.
     Dtypes: ``x`` fp32, fp16 or bf16, the result alike; ``topk_weights`` fp32, fp16 or bf16; ``topk_ids`` int32 or
@@ -91,6 +98,7 @@ def moe_fused(
     Source: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; ``swiglu_oai``: gpt-oss,
     https://arxiv.org/abs/2508.10925.
     """
+    require_plain(weight_layout)
     experts = slot_experts(topk_ids, w13.shape[0], expert_map)
     tokens, top_k = topk_ids.shape
     outputs = expert_outputs(
@@ -123,6 +131,7 @@ def _(
     topk_ids: Tensor,
     activation: str,
     quant: str,
+    weight_layout: str,
     w13_scale: Tensor | None,
     w2_scale: Tensor | None,
     w13_bias: Tensor | None,
@@ -137,6 +146,7 @@ def _(
         w2,
         activation=activation,
         quant=quant,
+        weight_layout=weight_layout,
         w13_scale=w13_scale,
         w2_scale=w2_scale,
         w13_bias=w13_bias,
@@ -163,6 +173,7 @@ def _(
     topk_ids: Tensor,
     activation: str,
     quant: str,
+    weight_layout: str,
     w13_bias: Tensor | None,
     w2_bias: Tensor | None,
     expert_map: Tensor | None,
@@ -170,6 +181,7 @@ def _(
     return {
         "activation": activation,
         "quant": quant,
+        "weight_layout": weight_layout,
         "num_experts": w13.shape[0],
         "top_k": topk_ids.shape[1],
         "hidden": x.shape[1],

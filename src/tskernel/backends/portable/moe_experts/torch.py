@@ -21,7 +21,7 @@ def rejects(x: Tensor, w13: Tensor, w2: Tensor) -> str | None:
     "moe_experts",
     capability=CapabilityRequirement(vendor="cpu"),  # untried on GPUs, whose grouped_mm has other limits
     signatures=same_formats("x", "w", dtypes=GROUPED_DTYPES),
-    traits={"quant": {"none"}},
+    traits={"quant": {"none"}, "weight_layout": {"plain"}},
     priority=Priority.PORTABLE,
     rejects=rejects,
     traceable=False,  # torch 2.13 can only trace grouped_mm in bf16
@@ -46,6 +46,7 @@ def moe_experts(
     a2_scale: Tensor | None = None,
     swiglu_alpha: float = 1.702,
     swiglu_limit: float = 7.0,
+    weight_layout: str = "plain",
 ) -> Tensor:
     """Recover each slot's expert, then multiply group by group."""
     slots = x.shape[0] * top_k

@@ -22,7 +22,7 @@ def rejects(x: Tensor, w13: Tensor, w2: Tensor) -> str | None:
     "moe_fused",
     capability=CapabilityRequirement(vendor="cpu"),  # untried on GPUs, whose grouped_mm has other limits
     signatures=same_formats("x", "w", dtypes=GROUPED_DTYPES),
-    traits={"quant": {"none"}},
+    traits={"quant": {"none"}, "weight_layout": {"plain"}},
     priority=Priority.PORTABLE,
     rejects=rejects,
     traceable=False,  # torch 2.13 can only trace grouped_mm in bf16
@@ -45,6 +45,7 @@ def moe_fused(
     swiglu_alpha: float = 1.702,
     swiglu_limit: float = 7.0,
     expert_map: Tensor | None = None,
+    weight_layout: str = "plain",
 ) -> Tensor:
     """Sort slots by expert, multiply group by group, and sum the weighted rows in fp32."""
     experts = slot_experts(topk_ids, w13.shape[0], expert_map)
