@@ -24,3 +24,18 @@ def slow_on_cpu(x: Tensor) -> str | None:
 def other_bias(bias: Tensor | None, dtype: torch.dtype) -> str | None:
     """Return a reason unless ``bias`` has the dtype of the result, which is what torch adds before its one rounding."""
     return None if bias is None or bias.dtype == dtype else f"bias is {bias.dtype}, the result {dtype}"
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return ``x``, or a copy where it does not start at a multiple of 16 bytes.
+
+    A start is no part of what selection remembers of a call (strides are), so ``rejects`` cannot look at it.
+    """
+    return x if x.storage_offset() * x.element_size() % 16 == 0 else x.clone()
+
+
+def unaligned_rows(name: str, x: Tensor, bytes_: int) -> str | None:
+    """Return a reason unless the rows of ``x`` are contiguous and a multiple of ``bytes_`` apart."""
+    if x.stride(-1) == 1 and x.stride(-2) * x.element_size() % bytes_ == 0:
+        return None
+    return f"{name} has strides {tuple(x.stride())}: rows must be contiguous and a multiple of {bytes_} bytes apart"

@@ -5,18 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tskernel.backends.portable._matmul import aligned, unaligned_rows
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import same_formats
 from tskernel.library import FLOATS
-
-
-def _unaligned(name: str, x: Tensor) -> str | None:
-    """Return a reason unless rows are contiguous and start at multiples of 16 bytes, as torch demands."""
-    step = 16 // x.element_size()
-    if x.stride(-1) != 1 or x.stride(-2) % step or x.storage_offset() % step:
-        return f"{name} has strides {x.stride()}: rows must be contiguous and start at multiples of 16 bytes"
-    return None
 
 
 def rejects(a: Tensor, b: Tensor, offsets: Tensor) -> str | None:
@@ -28,7 +21,7 @@ def rejects(a: Tensor, b: Tensor, offsets: Tensor) -> str | None:
         return f"N and K must be multiples of {step}, b is {tuple(b.shape)}"
     if not (b.is_contiguous() and offsets.is_contiguous()):
         return "b and offsets must be contiguous"
-    return _unaligned("a", a) or _unaligned("b", b)
+    return unaligned_rows("a", a, 16)
 
 
 @register_kernel(
@@ -55,6 +48,6 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Call grouped_mm, then clear the rows past the last group, which it leaves unwritten."""
-    y = torch.nn.functional.grouped_mm(a, b.mT, offs=offsets)
+    y = torch.nn.functional.grouped_mm(aligned(a), aligned(b).mT, offs=offsets)
     row = torch.arange(a.shape[0], device=a.device).unsqueeze(1)
     return torch.where(row < offsets[-1], y, 0.0).contiguous()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tskernel.backends.portable._matmul import aligned, unaligned_rows
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -16,10 +17,7 @@ _MULTIPLES_OF_8 = range(8, 2**31, 8)
 
 def rejects(a: Tensor, b: Tensor) -> str | None:
     """Return why this call does not fit, or None."""
-    for name, x in (("a", a), ("b", b)):
-        if x.stride(-1) != 1 or x.stride(0) % 8 or x.storage_offset() % 8:
-            return f"{name} has strides {x.stride()}: rows must be contiguous and start at multiples of 8 bytes"
-    return None
+    return unaligned_rows("a", a, 8) or unaligned_rows("b", b, 8)
 
 
 @register_kernel(
@@ -53,7 +51,7 @@ def mm(
     rows = a.shape[0]
     enough = isinstance(rows, int) and rows >= _FEWEST_ROWS
     full = a if enough else torch.nn.functional.pad(a, (0, 0, 0, _FEWEST_ROWS - 1))
-    product = torch._int_mm(full, b.t())  # pyright: ignore[reportPrivateImportUsage]
+    product = torch._int_mm(aligned(full), aligned(b).t())  # pyright: ignore[reportPrivateImportUsage]
     y = product[:rows].to(torch.float32)
     y = y * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
     if alpha is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tskernel.backends.portable._matmul import aligned, unaligned_rows
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import FormatSignature, formats
@@ -22,9 +23,9 @@ def pairs(e4m3: torch.dtype, e5m2: torch.dtype) -> frozenset[FormatSignature]:
 
 def rejects(a: Tensor, b: Tensor, bias: Tensor | None, quant: str, out_dtype: torch.dtype | None) -> str | None:
     """Return why this call does not fit, or None."""
-    for name, x in (("a", a), ("b", b)):
-        if x.stride(-1) != 1 or x.stride(0) % 16 or x.storage_offset() % 16:
-            return f"{name} has strides {x.stride()}: rows must be contiguous and start at multiples of 16 bytes"
+    unaligned = unaligned_rows("a", a, 16) or unaligned_rows("b", b, 16)
+    if unaligned is not None:
+        return unaligned
     out = out_dtype or torch.bfloat16
     if quant == "fp8_token" and out != torch.bfloat16:
         return f"torch._scaled_mm with row scales gives bfloat16, not {out}"
@@ -66,4 +67,4 @@ def mm(
     else:
         left, right = a_scale.reshape(-1, 1).contiguous(), b_scale.reshape(1, -1).contiguous()
     multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-    return multiply(a, b.t(), left, right, bias=bias, out_dtype=out_dtype or torch.bfloat16)
+    return multiply(aligned(a), aligned(b).t(), left, right, bias=bias, out_dtype=out_dtype or torch.bfloat16)
