@@ -9,7 +9,7 @@ LAYOUTS = ("contiguous", "transposed", "sliced", "offset")
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
-    """Return a view with the values of ``values``: its own storage, another stride order, or inside a poisoned buffer."""
+    """Return a view with the values of ``values``: own storage, another stride order, or in a poisoned buffer."""
     if layout == "contiguous":
         return values.contiguous()
     if layout == "transposed":
