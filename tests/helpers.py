@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tskernel.dispatch.registry import KernelRegistry
 from tskernel.dispatch.ranking import reject_reason, unfit
+from tskernel.dispatch.registry import KernelRegistry
 from tskernel.library import Op, Sample, ops
 from tskernel.testing import samples_of
 
@@ -37,7 +37,10 @@ def form_samples(op: Op, samples: list[tuple[torch.dtype, Sample]]) -> Iterator[
 
 
 def distinct_options(samples: list[tuple[torch.dtype, Sample]]) -> list[tuple[torch.dtype, Sample]]:
-    """Return, for each set of given options, the non-empty sample with the fewest sizes of 1: what differs to a tracer."""
+    """Return, for each set of given options, the non-empty sample with the fewest sizes of 1.
+
+    What differs to a tracer.
+    """
     found: dict[str, tuple[int, torch.dtype, Sample]] = {}
     for dtype, sample in samples:
         sizes = [s for v in sample.arguments.values() if isinstance(v, torch.Tensor) for s in v.shape]

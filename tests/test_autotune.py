@@ -76,7 +76,16 @@ def test_tun_02_a_changed_kernel_is_another_kernel(registry: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"format": "tskernel-tuning-1", "times": {"k": {"a"', "[]", "{}", '{"format": "other", "times": {}}', '{"format": "tskernel-tuning-1", "times": {"k": 3}}']
+    "text",
+    [
+        "",
+        "{",
+        '{"format": "tskernel-tuning-1", "times": {"k": {"a"',
+        "[]",
+        "{}",
+        '{"format": "other", "times": {}}',
+        '{"format": "tskernel-tuning-1", "times": {"k": 3}}',
+    ],
 )
 def test_tun_02_foreign_and_truncated_files_are_ignored_with_a_message(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tuning.json"
@@ -112,7 +121,9 @@ def test_the_autotune_policy_measures_first_calls_and_takes_the_fastest() -> Non
     add("slow_but_preferred", 1.0, seconds=0.004, priority=Priority.PLUGIN + 1)
     set_policy(SelectionPolicy.AUTOTUNE)
     assert float(tskernel.rmsnorm(X, W)[0, 0]) == pytest.approx(1.0, abs=0.01)
-    assert set(autotune.database.times(key())) >= {autotune.label(s) for s in [tskernel.KernelRegistry.get().get_by_name("slow_but_preferred")]}
+    assert set(autotune.database.times(key())) >= {
+        autotune.label(s) for s in [tskernel.KernelRegistry.get().get_by_name("slow_but_preferred")]
+    }
     fastest = min(autotune.database.times(key()).items(), key=lambda kv: kv[1])[0]
     assert not fastest.startswith("slow_but_preferred")
     assert float(tskernel.rmsnorm(X, W, override="slow_but_preferred")[0, 0]) == 1.0

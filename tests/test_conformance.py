@@ -17,10 +17,12 @@ PAIRS = [(o, k) for o in ops.values() for k in kernel_names(o.name)]
 
 def expected(op: Op, sample: Sample, form: str) -> Any:
     """Return the oracle's results: what is returned, or the written arguments of a mutating op."""
-    arguments = {k: v for k, v in clone_arguments(sample.arguments).items()}
+    arguments = clone_arguments(sample.arguments)
     if op.mutates:
         # Write through float64 twins, so that the comparison sees one rounding of the kernel and none of the oracle.
-        wide = {k: v.double() if isinstance(v, torch.Tensor) and v.dtype in _WIDENED else v for k, v in arguments.items()}
+        wide = {
+            k: v.double() if isinstance(v, torch.Tensor) and v.dtype in _WIDENED else v for k, v in arguments.items()
+        }
         op.body(**wide)
         return tuple(wide[n] for n in op.mutates)
     return oracle(op.name, **arguments, **({"return_lse": True} if form == "lse" else {}))
@@ -56,7 +58,9 @@ def test_conformance(op: Op, kernel: str) -> None:
         try:
             compare(actual(op, kernel, sample, form), expected(op, sample, form))
         except Exception as error:
-            raise AssertionError(f"{kernel}, form {form or 'base'!r}, {short(dtype)}, sample {sample.name}: {error}") from error
+            raise AssertionError(
+                f"{kernel}, form {form or 'base'!r}, {short(dtype)}, sample {sample.name}: {error}"
+            ) from error
         ran += 1
     assert ran, f"{kernel} declined all samples: {declined}"
 

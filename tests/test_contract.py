@@ -15,7 +15,6 @@ from tskernel._torch import execute
 from tskernel.library import FP8, Op, ops
 from tskernel.testing import clone_arguments, compare, samples_of
 
-
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -41,7 +40,8 @@ def test_opcheck(op: Op, record_property: Any) -> None:
         arguments = clone_arguments(sample.arguments)
         if form == "out":
             arguments["out"] = op.allocate(op.fill(sample.arguments)).zero_()
-        # torch's schema test compares by arithmetic that fp8 has not; test_read_only_arguments_stay_untouched compares bytes instead.
+        # torch's schema test compares by arithmetic that fp8 has not; test_read_only_arguments_stay_untouched compares
+        # bytes instead.
         fp8 = any(isinstance(v, torch.Tensor) and v.dtype in FP8 for v in arguments.values())
         tests = [t for t in OPCHECKS if not (fp8 and t == "test_schema")]
         result = torch.library.opcheck(op.torch_op(form), (), arguments, test_utils=tests, raise_exception=False)
@@ -79,7 +79,10 @@ def symbolic(mode: FakeTensorMode, value: Any) -> Any:
 
 @each_op()
 def test_lib_02_fakes_keep_symbolic_sizes(op: Op) -> None:
-    """Every size stays a symbol: nothing is converted or pinned to the example's number, unless an int argument states it."""
+    """Every size stays a symbol.
+
+    Nothing is converted or pinned to the example's number, unless an int argument states it.
+    """
     samples = distinct_options(primary_samples(op))
     assert samples, f"{op.name} has no sample without a size of 0"
     for form, _, sample in form_samples(op, samples):
@@ -98,24 +101,31 @@ def test_lib_02_fakes_keep_symbolic_sizes(op: Op) -> None:
 def test_lib_03_functional_ops_return_fresh_storage(op: Op) -> None:
     for _, sample in samples_of(op, dtypes=op.dtypes[-1:]):
         arguments = clone_arguments(sample.arguments)
-        for result in ((op.front(**arguments), op.torch_op()(**arguments)) if not op.mutates else ()):
+        for result in (op.front(**arguments), op.torch_op()(**arguments)) if not op.mutates else ():
             outs = tensors_in(result)
             owners = [t.untyped_storage()._cdata for t in (*arguments.values(), *outs) if isinstance(t, torch.Tensor)]
             for t in outs:
-                assert owners.count(t.untyped_storage()._cdata) == 1, f"{op.name} {sample.name}: an output shares storage"
+                assert owners.count(t.untyped_storage()._cdata) == 1, (
+                    f"{op.name} {sample.name}: an output shares storage"
+                )
 
 
 @each_op()
 def test_lib_04_schema_marks_exactly_what_is_written(op: Op) -> None:
     for form in op.forms:
-        written = [a.name for a in op.torch_op(form)._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        written = [
+            a.name for a in op.torch_op(form)._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+        ]
         assert written == ([*op.mutates] if form != "out" else ["out"])
         assert all(r.alias_info is None for r in op.torch_op(form)._schema.returns)
 
 
 @each_op()
 def test_lib_06_empty_calls_launch_nothing(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call with a size of 0 gives results of the right kind; where all of them are empty, no kernel is called at all."""
+    """A call with a size of 0 gives results of the right kind.
+
+    Where all of them are empty, no kernel is called at all.
+    """
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a kernel ran for empty outputs")
@@ -161,7 +171,11 @@ def test_dev_01_mixed_devices_are_refused(op: Op) -> None:
 
 @each_op()
 def test_bad_input_is_refused_before_anything_is_written(op: Op) -> None:
-    _, sample = next((d, s) for d, s in primary_samples(op) if all(v.numel() for v in s.arguments.values() if isinstance(v, torch.Tensor)))
+    _, sample = next(
+        (d, s)
+        for d, s in primary_samples(op)
+        if all(v.numel() for v in s.arguments.values() if isinstance(v, torch.Tensor))
+    )
     names = [k for k, v in sample.arguments.items() if isinstance(v, torch.Tensor)]
     for name in names:
         arguments = clone_arguments(sample.arguments)
@@ -178,7 +192,11 @@ def test_bad_input_is_refused_before_anything_is_written(op: Op) -> None:
 
 @each_op()
 def test_fake_and_compiled_calls_give_the_eager_sentence(op: Op) -> None:
-    _, sample = next((d, s) for d, s in primary_samples(op) if all(v.numel() for v in s.arguments.values() if isinstance(v, torch.Tensor)))
+    _, sample = next(
+        (d, s)
+        for d, s in primary_samples(op)
+        if all(v.numel() for v in s.arguments.values() if isinstance(v, torch.Tensor))
+    )
     name = next(k for k, v in sample.arguments.items() if isinstance(v, torch.Tensor))
     bad = {**sample.arguments, name: torch.zeros(sample.arguments[name].shape, dtype=torch.complex64)}
     text = first_error(op, bad)
@@ -195,16 +213,65 @@ def test_a_call_that_would_need_a_gradient_is_refused(op: Op) -> None:
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.bfloat16, torch.float16):
             arguments = {**clone_arguments(sample.arguments), name: value.clone().requires_grad_()}
             for function in (op.front, op.torch_op()):
-                with torch.enable_grad(), pytest.raises(RuntimeError, match=f"tokenspeed::{op.name} is inference-only and {name} requires grad"):
+                with (
+                    torch.enable_grad(),
+                    pytest.raises(
+                        RuntimeError, match=f"tokenspeed::{op.name} is inference-only and {name} requires grad"
+                    ),
+                ):
                     function(**arguments)
             return
 
 
 def test_all_ops_of_the_contract_exist() -> None:
-    names = """mha_prefill mha_extend_with_kvcache mha_decode_with_kvcache mla_prefill mla_extend_with_kvcache mla_decode_with_kvcache
-    attn_merge_state rmsnorm gemma_rmsnorm layernorm qk_rmsnorm fused_add_rmsnorm add_rmsnorm silu_and_mul gelu_and_mul gelu_tanh_and_mul
-    swiglu_oai apply_rope apply_rope_ apply_rope_store_kvcache_ store_kvcache store_mla_kvcache mm bmm grouped_mm moe_topk moe_fused
-    moe_dispatch moe_experts moe_combine quantize_fp8 quantize_fp8_dynamic quantize_mxfp8 quantize_mxfp4 quantize_nvfp4 quantize_int8
-    dequantize_fp8 dequantize_mxfp8 dequantize_mxfp4 dequantize_nvfp4 dequantize_int8 argmax top_k_renorm top_p_renorm min_p_renorm
-    top_k_top_p_sample apply_penalties_ verify_chain_greedy""".split()
+    names = [
+        "mha_prefill",
+        "mha_extend_with_kvcache",
+        "mha_decode_with_kvcache",
+        "mla_prefill",
+        "mla_extend_with_kvcache",
+        "mla_decode_with_kvcache",
+        "attn_merge_state",
+        "rmsnorm",
+        "gemma_rmsnorm",
+        "layernorm",
+        "qk_rmsnorm",
+        "fused_add_rmsnorm",
+        "add_rmsnorm",
+        "silu_and_mul",
+        "gelu_and_mul",
+        "gelu_tanh_and_mul",
+        "swiglu_oai",
+        "apply_rope",
+        "apply_rope_",
+        "apply_rope_store_kvcache_",
+        "store_kvcache",
+        "store_mla_kvcache",
+        "mm",
+        "bmm",
+        "grouped_mm",
+        "moe_topk",
+        "moe_fused",
+        "moe_dispatch",
+        "moe_experts",
+        "moe_combine",
+        "quantize_fp8",
+        "quantize_fp8_dynamic",
+        "quantize_mxfp8",
+        "quantize_mxfp4",
+        "quantize_nvfp4",
+        "quantize_int8",
+        "dequantize_fp8",
+        "dequantize_mxfp8",
+        "dequantize_mxfp4",
+        "dequantize_nvfp4",
+        "dequantize_int8",
+        "argmax",
+        "top_k_renorm",
+        "top_p_renorm",
+        "min_p_renorm",
+        "top_k_top_p_sample",
+        "apply_penalties_",
+        "verify_chain_greedy",
+    ]
     assert not set(names) - set(ops)

@@ -16,7 +16,13 @@ from torch import Tensor
 
 import tskernel
 from tskernel.dispatch import platform as platforms
-from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError, NoKernelFoundError, OverrideError, RegistrationError
+from tskernel.dispatch.errors import (
+    KernelRefusedError,
+    KernelUnavailableError,
+    NoKernelFoundError,
+    OverrideError,
+    RegistrationError,
+)
 from tskernel.dispatch.platform import Arch, CapabilityRequirement, PlatformInfo
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
 from tskernel.dispatch.selection import explain_selection, kernel_override, register_oracle, select_kernel
@@ -44,7 +50,7 @@ def run(**options: Any) -> float:
     return float(tskernel.rmsnorm(torch.ones(2, 8), torch.ones(8), **options)[0, 0])
 
 
-# -- platforms ---------------------------------------------------------------------------------------------------------------------
+# -- platforms --
 
 
 @pytest.mark.parametrize(
@@ -80,12 +86,15 @@ def test_sel_02_exactly_at_least_and_family_are_distinct() -> None:
     assert fit(at_least="8.0", at_most="8.9") == ["8.0", "8.6", "8.9"]
     assert CapabilityRequirement(vendor="amd", family="gfx942").reason(PlatformInfo.named("gfx940")) is None
     assert CapabilityRequirement(vendor="amd", family="gfx942").reason(PlatformInfo.named("gfx950")) is not None
-    assert CapabilityRequirement(vendor="nvidia", at_least="sm90").reason(PlatformInfo.named("gfx950")) == "needs nvidia, gfx950 is amd"
+    assert (
+        CapabilityRequirement(vendor="nvidia", at_least="sm90").reason(PlatformInfo.named("gfx950"))
+        == "needs nvidia, gfx950 is amd"
+    )
 
 
 @pytest.mark.parametrize("text", ["sm", "gfx9", "90", "", "h100"])
 def test_sel_02_a_name_that_is_no_platform_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected|names no"):
+    with pytest.raises(ValueError, match=r"expected|names no"):
         PlatformInfo.named(text)
 
 
@@ -164,7 +173,7 @@ def test_dev_01_a_call_launches_on_its_tensors_device(monkeypatch: pytest.Monkey
     assert plain is add
 
 
-# -- registration ------------------------------------------------------------------------------------------------------------------
+# -- registration --
 
 
 def test_a_duplicate_name_is_refused_and_the_first_stays() -> None:
@@ -193,7 +202,10 @@ def test_a_kernel_with_another_signature_is_refused() -> None:
     def kernel(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
         return x
 
-    with pytest.raises(RegistrationError, match=r"signature: expected \(x: Tensor, weight: Tensor, eps: float\), got \(x: Tensor, w: Tensor"):
+    with pytest.raises(
+        RegistrationError,
+        match=r"signature: expected \(x: Tensor, weight: Tensor, eps: float\), got \(x: Tensor, w: Tensor",
+    ):
         register_kernel("norm", "rmsnorm", name="other")(kernel)
 
 
@@ -227,7 +239,7 @@ def test_lists_and_descriptions(registry: KernelRegistry) -> None:
         registry.get_by_name("reference/rmsnorn")
 
 
-# -- traits, formats, features -----------------------------------------------------------------------------------------------------
+# -- traits, formats, features --
 
 
 def test_traits_are_two_sided_and_typed() -> None:
@@ -268,7 +280,7 @@ def test_features_and_solution_restrict() -> None:
         select_kernel("norm", "rmsnorm", features={"telepathy"}, platform="cpu")
 
 
-# -- ranking -----------------------------------------------------------------------------------------------------------------------
+# -- ranking --
 
 
 def test_priority_then_name_never_registration_order() -> None:
@@ -302,7 +314,7 @@ def test_a_new_kernel_serves_the_next_call_of_both_routes() -> None:
     assert run() != 9.0 and float(torch.ops.tokenspeed.rmsnorm(x, w)[0, 0]) != 9.0
 
 
-# -- overrides ---------------------------------------------------------------------------------------------------------------------
+# -- overrides --
 
 
 def test_sel_03_override_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,10 +402,12 @@ def test_an_override_is_local_to_its_task() -> None:
     assert asyncio.run(both()) == [7.0, base]
 
 
-# -- falling back ------------------------------------------------------------------------------------------------------------------
+# -- falling back --
 
 
-@pytest.mark.parametrize("error", [KernelUnavailableError("needs nvcc"), ImportError("no module acme"), OSError("libacme.so: not found")])
+@pytest.mark.parametrize(
+    "error", [KernelUnavailableError("needs nvcc"), ImportError("no module acme"), OSError("libacme.so: not found")]
+)
 def test_sel_04_the_next_kernel_serves_with_one_warning(error: Exception) -> None:
     add("best", error=error, priority=Priority.PLUGIN + 1)
     add("second", 4.0, priority=Priority.PLUGIN)
@@ -444,11 +458,15 @@ def test_rejects_sees_the_call_and_its_exceptions_propagate() -> None:
         run()
 
 
-# -- explaining --------------------------------------------------------------------------------------------------------------------
+# -- explaining --
 
 
 def test_explanations_name_every_kernel_and_reason() -> None:
-    add("tma", capability=CapabilityRequirement(vendor="nvidia", features=("memory:tma",)), priority=Priority.SPECIALIZED)
+    add(
+        "tma",
+        capability=CapabilityRequirement(vendor="nvidia", features=("memory:tma",)),
+        priority=Priority.SPECIALIZED,
+    )
     add("shape", rejects=lambda x: "no", priority=Priority.PERFORMANT)
     plan = explain_selection("norm", "rmsnorm", BF16, platform="sm80")
     status = {c.name: (c.status, c.reason) for c in plan.candidates}
@@ -478,7 +496,7 @@ def test_warmup_selects_and_calls() -> None:
     assert len(tskernel.warmup_selection()) == len(KernelRegistry.get().list_operators())
 
 
-# -- threads -----------------------------------------------------------------------------------------------------------------------
+# -- threads --
 
 
 def test_tun_03_eight_threads_race_first_calls_overrides_and_registration() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tskernel.dispatch.autotune import database
 from tskernel.dispatch.registry import KernelRegistry
 from tskernel.library import ops
 from tskernel.testing import kernel_names
@@ -55,12 +56,16 @@ def test_no_test_claims_an_unknown_edge_case():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/selection.md", "docs/numerics.md"])
-def test_examples_run(page, capsys):
+def test_examples_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     namespace = {"__name__": "example"}
-    for block in blocks:
-        exec(compile(block, page, "exec"), namespace)
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), namespace)
+    finally:
+        database.clear()  # times that an example measured must not rank kernels in other tests
 
 
 def test_status_is_never_above_the_evidence(tmp_path, monkeypatch):

@@ -13,7 +13,19 @@ FILES = sorted(SRC.rglob("*.py"))
 KERNELS = sorted(f for f in (SRC / "backends").glob("*/*/*.py") if not f.name.startswith("_"))
 OPS = sorted(f for f in (SRC / "ops").glob("*/*.py") if not f.name.startswith("_"))
 # What a kernel or op file may import at module level: everything else is loaded when it is used.
-LIGHT = {"__future__", "collections", "typing", "dataclasses", "functools", "math", "torch", "tskernel", "enum", "itertools", "operator"}
+LIGHT = {
+    "__future__",
+    "collections",
+    "typing",
+    "dataclasses",
+    "functools",
+    "math",
+    "torch",
+    "tskernel",
+    "enum",
+    "itertools",
+    "operator",
+}
 MAX_FUNCTION, MAX_CORE, MAX_KERNEL, MAX_INIT = 60, 400, 800, 45
 
 
@@ -44,7 +56,11 @@ def test_sizes(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0]
-            doc = first.end_lineno - first.lineno + 1 if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0
+            doc = (
+                first.end_lineno - first.lineno + 1
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                else 0
+            )
             length = (node.end_lineno or 0) - node.lineno + 1 - doc
             assert length <= MAX_FUNCTION, f"{node.name}: {length} lines, at most {MAX_FUNCTION}"
 
@@ -84,7 +100,9 @@ def test_no_assert_for_user_mistakes(path: Path) -> None:
     assert not [n.lineno for n in ast.walk(parse(path)) if isinstance(n, ast.Assert)]
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if "backends" not in f.parts and "dispatch" not in f.parts], ids=relative)
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if "backends" not in f.parts and "dispatch" not in f.parts], ids=relative
+)
 def test_no_vendor_branches_outside_a_backend(path: Path) -> None:
     """A decision by vendor belongs to a capability, not to an if."""
     text = path.read_text()
@@ -98,4 +116,6 @@ def test_no_test_or_kernel_has_its_own_tolerance() -> None:
         for node in ast.walk(parse(path)):
             if isinstance(node, ast.Call):
                 named = {k.arg for k in node.keywords} & {"rtol", "atol"}
-                assert not named or "demo" in path.parts, f"{path}:{node.lineno} passes {named}: use tskernel.testing.compare"
+                assert not named or "demo" in path.parts, (
+                    f"{path}:{node.lineno} passes {named}: use tskernel.testing.compare"
+                )

@@ -1,7 +1,12 @@
-"""tskernel: every LLM-inference operator as a real PyTorch operator, bound to the fastest kernel for the device at hand.
+"""tskernel.
 
-``import tskernel`` defines ``torch.ops.tokenspeed.<op>``; ``tskernel.<op>`` is the same op as a function with less overhead in eager.
+Every LLM-inference operator as a real PyTorch operator, bound to the fastest kernel for the device at hand.
+
+``import tskernel`` defines ``torch.ops.tokenspeed.<op>``; ``tskernel.<op>`` is the same op as a function with less
+overhead in eager.
 """
+
+from __future__ import annotations
 
 from tskernel._torch.inline import inline as inline
 from tskernel._version import __version__ as __version__

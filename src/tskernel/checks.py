@@ -1,6 +1,7 @@
 """Argument checks that give one sentence in eager, fake and compiled calls.
 
-They read metadata only. Sizes may be symbolic: a comparison of symbolic sizes is passed on as a ``SymBool``, never branched on.
+They read metadata only. Sizes may be symbolic: a comparison of symbolic sizes is passed on as a ``SymBool``, never
+branched on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Declares an op: one file with an annotated reference body and its hooks becomes a torch operator and a public function.
+"""Declares an op.
 
-See docs/add-an-op.md. The work is split: ``_torch/schema.py`` reads the signature, ``_torch/define.py`` registers with torch,
-``_torch/front.py`` writes the public function and ``_torch/execute.py`` runs a call.
+One file with an annotated reference body and its hooks becomes a torch operator and a public function.
+
+See docs/add-an-op.md. The work is split: ``_torch/schema.py`` reads the signature, ``_torch/define.py`` registers with
+torch, ``_torch/front.py`` writes the public function and ``_torch/execute.py`` runs a call.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ ops: dict[str, Op] = {}
 
 
 class Cost(NamedTuple):
-    """What a call must at least do: bytes moved to and from memory, floating-point operations (a multiply-add is two)."""
+    """What a call must at least do.
+
+    Bytes moved to and from memory, floating-point operations (a multiply-add is two).
+    """
 
     bytes: int
     flops: int
@@ -149,7 +154,7 @@ class Op:
         self.out, self.lse, self.mutates, self.dynamic = out, lse, mutates, dynamic
         self.shard, self.vmap, self.autocast, self.dtypes = dict(shard or {}), vmap, autocast, dtypes
         self.roles: dict[str, str] = dict(roles) if isinstance(roles, Mapping) else {r: r for r in roles}
-        self.trait_defaults: dict[str, object] = {**(traits or {}), **({"return_lse": False} if lse else {})}
+        self.trait_defaults: Mapping[str, object] = {**(traits or {}), **({"return_lse": False} if lse else {})}
         self.forms = ("", *(("out",) if out else ()), *(("lse",) if lse else ()))
         self.schemas = {f: operator_schema(self.name, self.signature, mutates, form=f) for f in self.forms}
         self._hooks: dict[str, Any] = {}
@@ -157,11 +162,19 @@ class Op:
         self._check_names()
 
     def _check_names(self) -> None:
-        named = {"mutates": self.mutates, "roles": self.roles.values(), "dynamic": self.dynamic, "vmap": self.vmap, "autocast": self.autocast}
+        named = {
+            "mutates": self.mutates,
+            "roles": self.roles.values(),
+            "dynamic": self.dynamic,
+            "vmap": self.vmap,
+            "autocast": self.autocast,
+        }
         for option, values in named.items():
             for value in values:
                 if value not in self.arguments:
-                    raise TypeError(f"{self.name}: @op({option}=...) names {value!r}: expected some of {', '.join(self.arguments)}")
+                    raise TypeError(
+                        f"{self.name}: @op({option}=...) names {value!r}: expected some of {', '.join(self.arguments)}"
+                    )
         if self.mutates and (self.signature.num_returns or self.out):
             raise TypeError(f"{self.name}: an op that writes into its arguments returns None and has no out form")
 
@@ -181,7 +194,9 @@ class Op:
         """Decorate the argument check: reads metadata, raises ValueError through ``expect``."""
         reads = set(argument_names(hook)) & set(self.dynamic)
         if reads:
-            raise TypeError(f"{self.name}: check reads {min(reads)!r}, which is dynamic: it changes between calls that are checked once")
+            raise TypeError(
+                f"{self.name}: check reads {min(reads)!r}, which is dynamic: calls that differ in it are checked once"
+            )
         return self._hook("check", hook)
 
     def fake(self, hook: Hook) -> Hook:
@@ -193,14 +208,16 @@ class Op:
         return self._hook("traits", hook)
 
     def format_signature(self, hook: Hook) -> Hook:
-        """Decorate the function that gives role -> TensorFormat, for ops whose formats are more than the dtypes of ``roles``."""
+        """Decorate the function that gives role -> TensorFormat, where formats are more than ``roles``' dtypes."""
         return self._hook("formats", hook)
 
     def cost(self, hook: Hook) -> Hook:
         """Decorate the cost of a call."""
         return self._hook("cost", hook)
 
-    def samples(self, hook: Callable[[Make, torch.dtype], Iterator[Sample]]) -> Callable[[Make, torch.dtype], Iterator[Sample]]:
+    def samples(
+        self, hook: Callable[[Make, torch.dtype], Iterator[Sample]]
+    ) -> Callable[[Make, torch.dtype], Iterator[Sample]]:
         """Decorate the sample generator."""
         self._hooks["samples"] = hook
         return hook
@@ -222,7 +239,9 @@ class Op:
         if self.lse:
             values["return_lse"] = return_lse
         if values.keys() != self.trait_defaults.keys():
-            raise TypeError(f"{self.name}: the call states traits {sorted(values)}, the op declares {sorted(self.trait_defaults)}")
+            raise TypeError(
+                f"{self.name}: the call states traits {sorted(values)}, the op declares {sorted(self.trait_defaults)}"
+            )
         return values
 
     def formats_of(self, arguments: Sequence[Any]) -> FormatSignature:
@@ -250,13 +269,20 @@ class Op:
         return [arguments.get(p.name, p.default) for p in self.signature.params]
 
     def compare_signature(self, kernel: Callable[..., Any]) -> str | None:
-        """Return how a kernel's signature differs from the op's, or None; ``out``, ``lse`` and ``return_lse`` are extra."""
+        """Return how a kernel's signature differs from the op's, or None.
+
+        ``out``, ``lse`` and ``return_lse`` are extra.
+        """
         extra = {"out", "lse", "return_lse"} - set(self.arguments)
         have = [(n, kernel.__annotations__.get(n)) for n in argument_names(kernel) if n not in extra]
         want = [(p.name, p.annotation) for p in self.signature.params]
         if have != want:
             return f"signature: expected {_signature_text(want)}, got {_signature_text(have)}"
-        wrong = [n for n in argument_names(kernel) if n in extra and not {"out": self.out, "lse": self.lse, "return_lse": self.lse}[n]]
+        wrong = [
+            n
+            for n in argument_names(kernel)
+            if n in extra and not {"out": self.out, "lse": self.lse, "return_lse": self.lse}[n]
+        ]
         if wrong:
             return f"argument {wrong[0]!r}: {self.family}.{self.name} has no such form"
         return None
@@ -344,4 +370,3 @@ def validate(declared: Op, arguments: Sequence[Any], form: str = "", out: Tensor
         declared.run_check(arguments)
         if form == "out":
             check_out(declared, arguments, out)
-

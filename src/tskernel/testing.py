@@ -14,11 +14,24 @@ from tskernel.dispatch.platform import platform_of
 from tskernel.dispatch.registry import KernelRegistry
 from tskernel.library import Op, Sample, ops
 
-__all__ = ["TOLERANCES", "SampleMaker", "Tolerance", "call", "clone_arguments", "compare", "kernel_names", "oracle", "samples_of"]
+__all__ = [
+    "TOLERANCES",
+    "SampleMaker",
+    "Tolerance",
+    "call",
+    "clone_arguments",
+    "compare",
+    "kernel_names",
+    "oracle",
+    "samples_of",
+]
 
 
 class Tolerance(NamedTuple):
-    """Bounds for one output dtype: ``rtol`` and ``atol`` per element, ``rms`` for the root-mean-square error over that of the reference."""
+    """Bounds for one output dtype.
+
+    ``rtol`` and ``atol`` per element, ``rms`` for the root-mean-square error over that of the reference.
+    """
 
     rtol: float
     atol: float
@@ -26,14 +39,21 @@ class Tolerance(NamedTuple):
     reason: str
 
 
-# By the dtype of the result. Kernels accumulate in fp32, so half-precision results differ from the oracle by their own rounding, plus,
-# where a kernel rounds an intermediate (the softmax weights before the second product), one or two roundings more.
+# By the dtype of the result. Kernels accumulate in fp32, so half-precision results differ from the oracle by their own
+# rounding, plus, where a kernel rounds an intermediate (the softmax weights before the second product), one or two
+# roundings more.
 TOLERANCES: Final[Mapping[torch.dtype, Tolerance]] = {
     torch.float64: Tolerance(1e-9, 1e-9, 1e-9, "same arithmetic in another order"),
     torch.float32: Tolerance(2e-4, 2e-4, 2e-5, "fp32 sums of up to 1e4 terms in another order, fast exp and tanh"),
-    torch.float16: Tolerance(4e-3, 4e-3, 2e-3, "10 mantissa bits: half a step is 2^-11; weights rounded once more inside attention"),
-    torch.bfloat16: Tolerance(3e-2, 3e-2, 1e-2, "7 mantissa bits: half a step is 2^-8; weights rounded once more inside attention"),
-    torch.float8_e4m3fn: Tolerance(0.13, 2**-9, 5e-2, "3 mantissa bits: one step is 2^-3 where a tie falls the other way; smallest step 2^-9"),
+    torch.float16: Tolerance(
+        4e-3, 4e-3, 2e-3, "10 mantissa bits: half a step is 2^-11; weights rounded once more inside attention"
+    ),
+    torch.bfloat16: Tolerance(
+        3e-2, 3e-2, 1e-2, "7 mantissa bits: half a step is 2^-8; weights rounded once more inside attention"
+    ),
+    torch.float8_e4m3fn: Tolerance(
+        0.13, 2**-9, 5e-2, "3 mantissa bits: one step is 2^-3 where a tie falls the other way; smallest step 2^-9"
+    ),
     torch.float8_e4m3fnuz: Tolerance(0.13, 2**-10, 5e-2, "as e4m3fn, one exponent lower"),
     torch.float8_e5m2: Tolerance(0.26, 2**-16, 1e-1, "2 mantissa bits: one step is 2^-2; smallest step 2^-16"),
     torch.float8_e5m2fnuz: Tolerance(0.26, 2**-17, 1e-1, "as e5m2, one exponent lower"),
@@ -44,8 +64,9 @@ _EXACT: Final = Tolerance(0.0, 0.0, 0.0, "integers, indices, bytes and copies ha
 def compare(got: Any, want: Any, *, dtype: torch.dtype | None = None, exact: bool = False) -> None:
     """Raise AssertionError unless ``got`` equals ``want`` within the table's row for its dtype.
 
-    Tuples are compared item by item. ``want`` may be wider (the float64 oracle). Infinities and NaN must stand in the same places.
-    ``dtype`` picks another row than got's own, for a value that went through that dtype; ``exact`` asks for equality.
+    Tuples are compared item by item. ``want`` may be wider (the float64 oracle). Infinities and NaN must stand in the
+    same places. ``dtype`` picks another row than got's own, for a value that went through that dtype; ``exact`` asks
+    for equality.
     """
     if isinstance(got, (tuple, list)):
         if len(got) != len(want):
@@ -64,12 +85,17 @@ def compare(got: Any, want: Any, *, dtype: torch.dtype | None = None, exact: boo
     same = (g == w) | (g.isnan() & w.isnan())
     if not bool(same[~finite].all()) or not bool(g[finite].isfinite().all()):
         where = (~torch.where(finite, g.isfinite(), same)).nonzero()[0].tolist()
-        raise AssertionError(f"non-finite values differ first at {where}: got {g[tuple(where)].item()}, want {w[tuple(where)].item()}")
+        raise AssertionError(
+            f"non-finite values differ first at {where}: got {g[tuple(where)].item()}, want {w[tuple(where)].item()}"
+        )
     g, w = g[finite], w[finite]
     bad = (g - w).abs() > row.atol + row.rtol * w.abs()
     if bool(bad.any()):
         i = int((g - w).abs().argmax())
-        raise AssertionError(f"{int(bad.sum())} of {g.numel()} elements differ: got {g[i].item():.8g}, want {w[i].item():.8g} (rtol {row.rtol}, atol {row.atol})")
+        raise AssertionError(
+            f"{int(bad.sum())} of {g.numel()} elements differ: got {g[i].item():.8g}, want {w[i].item():.8g} "
+            f"(rtol {row.rtol}, atol {row.atol})"
+        )
     scale = math.sqrt(float(w.square().mean())) if w.numel() else 0.0
     rms = math.sqrt(float((g - w).square().mean())) if w.numel() else 0.0
     if rms > row.rms * scale + row.atol:
@@ -113,7 +139,9 @@ class SampleMaker:
         return torch.full(tuple(shape), value, dtype=torch.float32).to(dtype).to(self.device)
 
 
-def samples_of(op: Op, device: torch.device | str = "cpu", dtypes: Sequence[torch.dtype] | None = None) -> list[tuple[torch.dtype, Sample]]:
+def samples_of(
+    op: Op, device: torch.device | str = "cpu", dtypes: Sequence[torch.dtype] | None = None
+) -> list[tuple[torch.dtype, Sample]]:
     """Return all samples of an op, for each of its dtypes."""
     return [(d, s) for d in (dtypes or op.dtypes) for s in op.sample_calls(SampleMaker(device), d)]
 
@@ -125,7 +153,10 @@ def kernel_names(op: str, device: torch.device | str = "cpu") -> list[str]:
 
 
 def call(op: str, kernel: str | None, *args: Any, **kwargs: Any) -> Any:
-    """Call the public function with one kernel forced; skip the running pytest test, with the reason, if the kernel declines the call."""
+    """Call the public function with one kernel forced.
+
+    Skip the running pytest test, with the reason, if the kernel declines the call.
+    """
     try:
         return ops[op].front(*args, **kwargs, override=kernel)
     except (OverrideError, NoKernelFoundError) as error:
@@ -135,7 +166,10 @@ def call(op: str, kernel: str | None, *args: Any, **kwargs: Any) -> Any:
 
 
 def oracle(op: str, *args: Any, **kwargs: Any) -> Any:
-    """Run the reference body on float64 copies of the fp32, fp16 and bf16 arguments; quantized data and fp32 scales stay what they are."""
+    """Run the reference body on float64 copies of the fp32, fp16 and bf16 arguments.
+
+    Quantized data and fp32 scales stay what they are.
+    """
     declared = ops[op]
 
     def widen(value: Any) -> Any:
@@ -153,11 +187,11 @@ def clone_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     def copy(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        key = value.untyped_storage()._cdata
-        if key not in bases:
-            whole = value.untyped_storage()
-            bases[key] = torch.empty(0, dtype=torch.uint8, device=value.device).set_(whole.clone())  # pyright: ignore[reportArgumentType]
-        base = bases[key].view(value.dtype) if value.dtype != torch.uint8 else bases[key]
+        storage = value.untyped_storage()
+        if storage._cdata not in bases:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+            bases[storage._cdata] = whole.set_(storage.clone())  # pyright: ignore[reportArgumentType]
+        base = bases[storage._cdata].view(value.dtype)
         return torch.as_strided(base, value.shape, value.stride(), value.storage_offset())
 
     return {k: copy(v) for k, v in arguments.items()}

@@ -35,10 +35,14 @@ def define(op: Op) -> None:
 
 
 def _register_fake(name: str, fake: Callable[..., Any], source: str) -> None:
-    """Register a fake. ``Library._register_fake`` looks its caller's source up, which for all ops costs a third of the import budget."""
+    """Register a fake.
+
+    ``Library._register_fake`` looks its caller's source up, which for all ops costs a third of the import budget.
+    """
     try:
-        holder = torch._library.simple_registry.singleton.find(f"tokenspeed::{name}").fake_impl
-        LIBRARY._registration_handles.append(holder.register(fake, source, lib=LIBRARY, allow_override=False))
+        entry = torch._library.simple_registry.singleton.find(f"tokenspeed::{name}")  # pyright: ignore
+        handle = entry.fake_impl.register(fake, source, lib=LIBRARY, allow_override=False)
+        LIBRARY._registration_handles.append(handle)
     except AttributeError:
         LIBRARY._register_fake(name, fake)
 
@@ -96,7 +100,10 @@ def _vmap(op: Op) -> Callable[..., Any]:
         moved = []
         for name, value, dim in zip(op.arguments, args, in_dims, strict=False):
             if dim is not None and name not in op.vmap:
-                raise NotImplementedError(f"tokenspeed::{op.name}: vmap over {name}: expected only {', '.join(op.vmap)} to be batched; loop instead")
+                raise NotImplementedError(
+                    f"tokenspeed::{op.name}: vmap over {name}: expected only {', '.join(op.vmap)} to be batched; "
+                    "loop instead"
+                )
             batched = value if dim is None or not isinstance(value, Tensor) else value.movedim(dim, 0)
             if dim is None and name in op.vmap and isinstance(value, Tensor):
                 batched = value.expand(info.batch_size, *value.shape)

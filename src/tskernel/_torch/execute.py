@@ -1,4 +1,7 @@
-"""Runs a call: checks, selects, adapts the kernel to the form asked for, and remembers the answer for calls that look the same."""
+"""Runs a call.
+
+Checks, selects, adapts the kernel to the form asked for, and remembers the answer for calls that look the same.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError
 from tskernel.dispatch.explanation import Explanation
 from tskernel.dispatch.overrides import any_scope_open
 from tskernel.dispatch.platform import platform_of
-from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.dispatch.policy import mark_unavailable
 from tskernel.dispatch.ranking import Request, find_choice, not_found, ranking, reject_reason
+from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.dispatch.selection import explain_request
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **
 
 
 def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
-    """Return a function with the op's signature (and ``out`` for the out form) that gives the form's result through a kernel.
+    """Return a function with the op's signature (and ``out`` for the out form) that gives the form's result.
 
     Allocation and copies live here, so that a kernel states only how it produces its result.
     """
@@ -114,7 +117,9 @@ def named(op: Op, arguments: Sequence[Any], out: Tensor | None) -> dict[str, Any
     return {**dict(zip(op.arguments, arguments, strict=True)), "out": out}
 
 
-def execute(op: Op, form: str, arguments: Sequence[Any], out: Tensor | None, override: str | None) -> tuple[Any, Runner | None]:
+def execute(
+    op: Op, form: str, arguments: Sequence[Any], out: Tensor | None, override: str | None
+) -> tuple[Any, Runner | None]:
     """Check, select and run; return the result and what ran (None when there was nothing to do).
 
     Raises: ValueError for bad input, before anything runs; NoKernelFoundError or OverrideError when nothing fits.
@@ -151,7 +156,10 @@ def execute(op: Op, form: str, arguments: Sequence[Any], out: Tensor | None, ove
 
 
 def time_kernels(op: Op, request: Request, arguments: Sequence[Any], form: str) -> dict[str, float]:
-    """Return microseconds of every kernel that takes the call, on copies of what it writes; one that fails is left out."""
+    """Return microseconds of every kernel that takes the call, on copies of what it writes.
+
+    One that fails is left out.
+    """
     out = op.allocate(arguments) if form == "out" else None
     values = named(op, arguments, out)
     written = {op.signature.index(n) for n in op.mutates}
@@ -182,8 +190,8 @@ def _nothing_to_do(op: Op, form: str, arguments: Sequence[Any], out: Tensor | No
 class Route:
     """One entry point of an op (public function or one torch operator), with its memory.
 
-    ``namespace`` is the generated function's globals; ``_hot`` in it is (scalars, guard, runner) of the last call, so that a call that
-    looks the same costs one comparison. Older looks are kept in ``_seen``.
+    ``namespace`` is the generated function's globals; ``_hot`` in it is (scalars, guard, runner) of the last call, so
+    that a call that looks the same costs one comparison. Older looks are kept in ``_seen``.
     """
 
     _LIMIT = 1024
@@ -239,7 +247,9 @@ def _dynamic_ok(op: Op, arguments: Sequence[Any]) -> bool:
     return all(v is None or (type(v) is int and v >= 0) for v in values)
 
 
-def explain_call(op: Op, *args: Any, return_lse: bool = False, out: Tensor | None = None, override: str | None = None, **kwargs: Any) -> Explanation:
+def explain_call(
+    op: Op, *args: Any, return_lse: bool = False, out: Tensor | None = None, override: str | None = None, **kwargs: Any
+) -> Explanation:
     """Return which kernel would serve a call, and why."""
     from tskernel.library import validate
 

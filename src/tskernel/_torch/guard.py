@@ -1,16 +1,20 @@
-"""One comparison that says whether tensors look as they did: type, dispatch keys under the current modes, dtype, device, sizes, strides.
+"""One comparison that says whether tensors look as they did.
 
-torch's own guard object (what Dynamo used for its tensor guards) does this in C++ at about 0.15 us a tensor, and since it compares the
-dispatch key set *with* thread-local modes applied, every mode, transform, autocast or tracing state, present or future, differs from the
-plain eager state in which an entry was made.
+Type, dispatch keys under the current modes, dtype, device, sizes, strides.
+
+torch's own guard object (what Dynamo used for its tensor guards) does this in C++ at about 0.15 us a tensor, and since
+it compares the dispatch key set *with* thread-local modes applied, every mode, transform, autocast or tracing state,
+present or future, differs from the plain eager state in which an entry was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 Guard = Callable[..., bool]
 
@@ -26,7 +30,8 @@ def make_guard(tensors: Sequence[Tensor]) -> Guard | None:
         return None  # the C++ guard refuses a tensor that is passed twice
     if TensorGuards is None:
         return _python_guard(tensors)
-    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
     guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     return guard.check if guard.check(*tensors) else None
 
@@ -44,15 +49,21 @@ def _python_guard(tensors: Sequence[Tensor]) -> Guard:
 
 
 def needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
-    """Whether a call must go through ``torch.ops``: some tensor or mode that the dispatcher, not a kernel, has to see."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    """Whether a call must go through ``torch.ops``.
+
+    Some tensor or mode that the dispatcher, not a kernel, has to see.
+    """
+    if torch._C._len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
         return True
     if torch._C._get_tracing_state() is not None or torch._C._is_torch_function_mode_enabled():
         return True
     if autocast and torch._C._is_any_autocast_enabled():
         return True
     grad = torch.is_grad_enabled()
-    return any(t.__class__ not in _PLAIN or t.is_meta or (grad and t.requires_grad) or t.layout is not torch.strided for t in tensors)
+    return any(
+        t.__class__ not in _PLAIN or t.is_meta or (grad and t.requires_grad) or t.layout is not torch.strided
+        for t in tensors
+    )
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})

@@ -1,6 +1,7 @@
 """From an annotated Python signature to a torch operator schema.
 
-The annotation *text* is read (op files use ``from __future__ import annotations``), so nothing is evaluated at import time.
+The annotation *text* is read (op files use ``from __future__ import annotations``), so nothing is evaluated at import
+time.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def parse_signature(function: Callable[..., Any], *, lse: bool = False) -> Signa
         note = notes.get(name)
         if note not in _TYPES:
             raise TypeError(
-                f"{function.__qualname__}: argument {name}: annotation {note!r} has no schema type; use one of {', '.join(_TYPES)}"
+                f"{function.__qualname__}: argument {name}: annotation {note!r} has no schema type; "
+                f"use one of {', '.join(_TYPES)}"
             )
         params.append(Param(name, _TYPES[note], default, keyword_only, note))
     note = notes.get("return")

@@ -1,4 +1,7 @@
-"""DTensor rules from the ops' ``shard`` declarations. Loaded when a DTensor first reaches an op: importing DTensor costs half a second."""
+"""DTensor rules from the ops' ``shard`` declarations.
+
+Loaded when a DTensor first reaches an op: importing DTensor costs half a second.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def ensure_rules(arguments: Sequence[Any]) -> None:
 
 
 def register_sharding_rules() -> None:
-    """Register every op's DTensor sharding rules; call it before passing DTensors straight to ``torch.ops.tokenspeed``."""
+    """Register every op's DTensor sharding rules.
+
+    Call it before passing DTensors straight to ``torch.ops.tokenspeed``.
+    """
     from torch.distributed.tensor.experimental import register_sharding
 
     from tskernel.library import ops
@@ -35,13 +41,22 @@ def register_sharding_rules() -> None:
 
 def _rule(op: Op, form: str) -> Any:
     def rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
-        strategies: list[Mapping[str, Any]] = [{}, *op.shard.values()]
+        specs = {**dict(zip(op.arguments, args, strict=False)), **kwargs}
+        strategies: list[Mapping[str, Any]] = [{}, *(s for s in op.shard.values() if _fits_rank(op, s, specs))]
         return [_placements(op, form, s, args, kwargs) for s in strategies]
 
     return rule
 
 
-def _placements(op: Op, form: str, strategy: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def _fits_rank(op: Op, strategy: Mapping[str, Any], specs: Mapping[str, Any]) -> bool:
+    """Whether no tensor of free rank would be cut along its last dimension, which is the one that the op works on."""
+    dims = ((specs.get(name), dim) for name, dim in strategy.items() if name in op.vmap)
+    return all(spec is None or dim < spec.ndim - 1 for spec, dim in dims)
+
+
+def _placements(
+    op: Op, form: str, strategy: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
     """Return (output placements, input placements) of one strategy; what it does not name is replicated."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -56,7 +71,11 @@ def _placements(op: Op, form: str, strategy: Mapping[str, Any], args: tuple[Any,
     inputs += [given(v, "return" if n == "out" else n) for n, v in kwargs.items()]
     if form == "out" or not op.signature.num_returns:
         return [], inputs
-    outputs = [place("return"), place("lse")] if form == "lse" else [place(_output(i)) for i in range(op.signature.num_returns)]
+    outputs = (
+        [place("return"), place("lse")]
+        if form == "lse"
+        else [place(_output(i)) for i in range(op.signature.num_returns)]
+    )
     return outputs, inputs
 
 

@@ -33,9 +33,9 @@ def check_arguments(op: Op, arguments: Sequence[Any], out: Tensor | None) -> Non
         if value is None and param.optional:
             continue
         kind = param.type.rstrip("?")
-        if not isinstance(value, _ACCEPTS[kind]) or (kind == "SymInt" and isinstance(value, bool)):
+        if value is None or not isinstance(value, _ACCEPTS[kind]) or (kind == "SymInt" and isinstance(value, bool)):
             raise ValueError(message(param.name, param.annotation, f"{type(value).__name__} {value!r}"[:120]))
-        if kind == "Tensor":
+        if isinstance(value, Tensor):
             if device is None:
                 device, owner = value.device, param.name
             elif value.device != device:

@@ -29,19 +29,27 @@ _COPY_LIMIT = 1 << 30  # bytes: what a call writes is copied before it is timed,
 
 
 def tuning_key(request: Request, arguments: Sequence[Any], form: str) -> str:
-    """Return the key of a call kind: op and form, formats, layout and shape class of each tensor, options, device, library versions.
+    """Return the key of a call kind.
 
-    Sizes are rounded up to powers of two except the last one of a tensor (a head size, a hidden size), which kernels are made for.
+    Op and form, formats, layout and shape class of each tensor, options, device, library versions.
+
+    Sizes are rounded up to powers of two except the last one of a tensor (a head size, a hidden size), which kernels
+    are made for.
     """
     parts = [f"{request.operator.name}{'_' + form if form else ''}", str(request.formats or "any")]
-    parts += ["-" if t is None else _look(t) if isinstance(t, Tensor) else f"{t!r}" for t in _static(request, arguments)]
+    parts += [
+        "-" if t is None else _look(t) if isinstance(t, Tensor) else f"{t!r}" for t in _static(request, arguments)
+    ]
     platform = request.platform
     return "|".join([*parts, f"{platform.vendor} {platform.arch} {platform.name}", *_versions()])
 
 
 def _static(request: Request, arguments: Sequence[Any]) -> list[Any]:
     names = request.operator.arguments
-    return [_bucket(a) if n in request.operator.dynamic and a is not None else a for n, a in zip(names, arguments, strict=True)]
+    return [
+        _bucket(a) if n in request.operator.dynamic and a is not None else a
+        for n, a in zip(names, arguments, strict=True)
+    ]
 
 
 def _bucket(size: int) -> int:
@@ -65,7 +73,10 @@ def _versions() -> tuple[str, ...]:
 
 
 class TuningDatabase:
-    """Microseconds by key and kernel; a kernel is named with its source fingerprint, so that a changed kernel is measured anew."""
+    """Microseconds by key and kernel.
+
+    A kernel is named with its source fingerprint, so that a changed kernel is measured anew.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
@@ -98,7 +109,10 @@ class TuningDatabase:
         scratch.replace(target)
 
     def load(self, path: str | os.PathLike[str]) -> int:
-        """Add what a file holds and return how many keys it had. A missing, foreign or truncated file is ignored with a message."""
+        """Add what a file holds and return how many keys it had.
+
+        A missing, foreign or truncated file is ignored with a message.
+        """
         try:
             times = _checked(json.loads(Path(path).read_text()))
         except (OSError, ValueError) as error:
@@ -111,12 +125,17 @@ class TuningDatabase:
 
 def _checked(data: Any) -> dict[str, dict[str, float]]:
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise ValueError(f"format: expected {_FORMAT}, got {data.get('format') if isinstance(data, dict) else type(data).__name__}")
+        raise ValueError(
+            f"format: expected {_FORMAT}, got {data.get('format') if isinstance(data, dict) else type(data).__name__}"
+        )
     times = data.get("times")
-    rows = times.values() if isinstance(times, dict) else [None]
-    if not all(isinstance(r, dict) and all(isinstance(v, (int, float)) for v in r.values()) for r in rows):
+    if not isinstance(times, dict) or not all(map(_is_row, times.values())):
         raise ValueError("times: expected microseconds by key and kernel")
     return times
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and all(isinstance(v, (int, float)) for v in row.values())
 
 
 database: Final = TuningDatabase()
@@ -150,7 +169,8 @@ def order(fits: Sequence[KernelSpec], request: Request, arguments: Sequence[Any]
 def wants_measuring(request: Request, fits: Sequence[KernelSpec], arguments: Sequence[Any], form: str) -> bool:
     """Whether the AUTOTUNE policy would measure this call now.
 
-    Several kernels fit, none is forced or timed already, no capture is running, and what the call writes is small enough to copy.
+    Several kernels fit, none is forced or timed already, no capture is running, and what the call writes is small
+    enough to copy.
     """
     if current_policy() is not SelectionPolicy.AUTOTUNE or request.choice is not None or len(fits) < 2:
         return False
@@ -192,7 +212,8 @@ def _gpu_time(run: Callable[[Sequence[Any]], Any], arguments: Sequence[Any]) -> 
 def tune(op: Op, *args: Any, form: str = "", **kwargs: Any) -> dict[str, float]:
     """Time every kernel that takes this call, record the times, and return them: kernel -> microseconds.
 
-    Written arguments are copied first, so tuning leaves the caller's tensors as they are. A kernel that fails is left out.
+    Written arguments are copied first, so tuning leaves the caller's tensors as they are. A kernel that fails is left
+    out.
     """
     from tskernel._torch.execute import call_request, time_kernels
 

@@ -40,7 +40,11 @@ class Explanation:
 
     def __str__(self) -> str:
         traits = ", ".join(f"{k}={v}" for k, v in self.traits.items())
-        lines = [f"{self.op} on {self.platform}: {self.winner or 'no kernel'}", f"  formats: {self.formats}", f"  traits: {traits or 'none'}"]
+        lines = [
+            f"{self.op} on {self.platform}: {self.winner or 'no kernel'}",
+            f"  formats: {self.formats}",
+            f"  traits: {traits or 'none'}",
+        ]
         if self.override:
             lines.append(f"  override: {self.override[0]} by {self.override[1]}")
         width = max((len(c.name) for c in self.candidates), default=0)

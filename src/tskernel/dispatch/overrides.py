@@ -16,7 +16,10 @@ _PREFIX: Final = "TOKENSPEED_KERNEL_OVERRIDE_"
 
 @dataclass(eq=False)
 class _Scope:
-    """One open ``kernel_override()``. A task that copied the context keeps the object, so closing it is seen there too."""
+    """One open ``kernel_override()``.
+
+    A task that copied the context keeps the object, so closing it is seen there too.
+    """
 
     family: str
     mode: str
@@ -39,7 +42,8 @@ class _OpenScopes:
 def kernel_override(family: str, mode: str, name_or_solution: str) -> Iterator[None]:
     """Force a kernel, by name or solution, for the calls of one op inside the block, in this thread or task only.
 
-    Raises: OverrideError at once for a name that no kernel of the op has; at the call for a kernel that cannot run there.
+    Raises: OverrideError at once for a name that no kernel of the op has; at the call for a kernel that cannot run
+    there.
     """
     from tskernel.dispatch.ranking import check_choice
 
@@ -78,7 +82,10 @@ def active_override(family: str, mode: str) -> tuple[str, str] | None:
 
 
 def _read_environment() -> dict[str, str]:
-    """Return the override variables, read once per registry epoch: a look at the environment costs as much as a whole call."""
+    """Return the override variables, read once per registry epoch.
+
+    A look at the environment costs as much as a whole call.
+    """
     global _environment
     epoch = KernelRegistry.get().epoch
     if _environment[0] != epoch:

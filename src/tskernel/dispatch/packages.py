@@ -21,8 +21,9 @@ class PackageProbe:
 def probe_package(name: str) -> PackageProbe:
     """Find and import ``name`` ("module" or "module:attribute").
 
-    A package that is not installed is quiet. One that is installed but does not load counts as unavailable, with one warning, since its
-    owner thinks it is in use. The attribute tells a package from an unrelated one of the same name (``aiter``).
+    A package that is not installed is quiet. One that is installed but does not load counts as unavailable, with one
+    warning, since its owner thinks it is in use. The attribute tells a package from an unrelated one of the same name
+    (``aiter``).
     """
     module, _, attribute = name.partition(":")
     try:
@@ -40,5 +41,7 @@ def probe_package(name: str) -> PackageProbe:
         warnings.warn(why, RuntimeWarning, stacklevel=2)
         return PackageProbe(False, why)
     if attribute and not hasattr(loaded, attribute):
-        return PackageProbe(False, f"package {module} has no {attribute}: another package of that name, or another version")
+        return PackageProbe(
+            False, f"package {module} has no {attribute}: another package of that name, or another version"
+        )
     return PackageProbe(True)

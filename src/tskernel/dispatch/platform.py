@@ -1,4 +1,7 @@
-"""What a device is. Detected lazily, one platform per device, or made by name for planning ("sm90", "gfx950", "ascend910b", "cpu")."""
+"""What a device is.
+
+Detected lazily, one platform per device, or made by name for planning ("sm90", "gfx950", "ascend910b", "cpu").
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, order=True)
 class Arch:
-    """An architecture number, comparable within one vendor: (9, 0) is sm90, (9, 5, 0) is gfx950, (910, 2) is ascend910b."""
+    """An architecture number, comparable within one vendor.
+
+    (9, 0) is sm90, (9, 5, 0) is gfx950, (910, 2) is ascend910b.
+    """
 
     version: tuple[int, ...]
 
@@ -104,8 +110,9 @@ _DEVICE_TYPE: Final = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "cpu": 
 class PlatformInfo:
     """One device: vendor, architecture and features.
 
-    ``local`` is True for a device of this process: only then can vendor packages be probed; a planned platform is assumed to have them.
-    ``topology`` is "single", "pcie", "nvlink_pairs", "nvlink_full", "xgmi_pairs", "xgmi_full" or "unknown".
+    ``local`` is True for a device of this process: only then can vendor packages be probed; a planned platform is
+    assumed to have them. ``topology`` is "single", "pcie", "nvlink_pairs", "nvlink_full", "xgmi_pairs", "xgmi_full" or
+    "unknown".
     """
 
     vendor: str
@@ -120,7 +127,14 @@ class PlatformInfo:
     multiprocessors: int | None = field(default=None, compare=False)
 
     @classmethod
-    def make(cls, vendor: str, arch: str | tuple[int, ...] | Arch | None = None, *, features: Iterable[str] = (), **fields: Any) -> PlatformInfo:
+    def make(
+        cls,
+        vendor: str,
+        arch: str | tuple[int, ...] | Arch | None = None,
+        *,
+        features: Iterable[str] = (),
+        **fields: Any,
+    ) -> PlatformInfo:
         """Make a platform: the features that its architecture implies plus the given ones."""
         number = None if arch is None else Arch.parse(vendor, arch)
         fields.setdefault("name", f"{vendor} {arch}" if arch is not None else vendor)
@@ -156,8 +170,9 @@ class PlatformInfo:
 class CapabilityRequirement:
     """What a kernel needs from a platform. Empty means any.
 
-    ``at_least``, ``at_most``, ``exactly`` and ``family`` are architectures of ``vendor`` and need one: exactly sm90, at least sm80 and
-    the family of sm100 (sm100, sm103) are three different things. ``packages`` are importable modules, "module" or "module:attribute".
+    ``at_least``, ``at_most``, ``exactly`` and ``family`` are architectures of ``vendor`` and need one: exactly sm90, at
+    least sm80 and the family of sm100 (sm100, sm103) are three different things. ``packages`` are importable modules,
+    "module" or "module:attribute".
     """
 
     vendor: str | None = None
@@ -171,7 +186,9 @@ class CapabilityRequirement:
     def __post_init__(self) -> None:
         given = [a for a in (self.at_least, self.at_most, self.family, *self.exactly) if a is not None]
         if given and self.vendor is None:
-            raise ValueError(f"CapabilityRequirement: {given[0]!r} is an architecture of one vendor: expected vendor=, got None")
+            raise ValueError(
+                f"CapabilityRequirement: {given[0]!r} is an architecture of one vendor: expected vendor=, got None"
+            )
         for arch in given:
             Arch.parse(str(self.vendor), arch)
 
@@ -217,7 +234,10 @@ _platforms: dict[tuple[str, int], PlatformInfo] = {}
 
 
 def platform_of(device: torch.device) -> PlatformInfo:
-    """Return the platform of a device; detected once per device, so two different cards in one box are two platforms."""
+    """Return the platform of a device.
+
+    Detected once per device, so two different cards in one box are two platforms.
+    """
     key = (device.type, device.index if device.index is not None else -1)
     found = _platforms.get(key)
     if found is None:
@@ -265,7 +285,7 @@ def _detect(device: torch.device) -> PlatformInfo:
 
         return describe_gpu(device)
     if device.type == "npu":
-        name = torch.npu.get_device_name(device) if hasattr(torch, "npu") and hasattr(torch.npu, "get_device_name") else "ascend"
+        name = str(getattr(getattr(torch, "npu", None), "get_device_name", lambda _: "ascend")(device))
         m = re.search(r"ascend\s*(\d+_?[a-z]?\d*)", name.lower())
         return PlatformInfo.make("ascend", m[1] if m else None, name=name, local=True)
     return PlatformInfo.make(device.type, name=device.type, local=True)

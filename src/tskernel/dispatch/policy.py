@@ -51,8 +51,8 @@ def register_oracle(family: str, oracle: SelectionOracle | None) -> None:
 def set_policy(policy: SelectionPolicy) -> None:
     """Set how fitting kernels are ranked, for the whole process.
 
-    HEURISTIC ranks by oracle and priority, then by a measured time where there is one. AUTOTUNE measures the fitting kernels at the first
-    call of a kind (never during graph capture or tracing) and takes the fastest.
+    HEURISTIC ranks by oracle and priority, then by a measured time where there is one. AUTOTUNE measures the fitting
+    kernels at the first call of a kind (never during graph capture or tracing) and takes the fastest.
     """
     with KernelRegistry.get().lock:
         _state.policy = policy
@@ -72,7 +72,10 @@ def describe_policy() -> str:
 
 
 def oracle_score(spec: KernelSpec, platform: PlatformInfo, traits: Mapping[str, object]) -> int:
-    """Return what the family's oracle says of a kernel; 10 without one. Raises: ValueError for a score outside [0, 20)."""
+    """Return what the family's oracle says of a kernel; 10 without one.
+
+    Raises: ValueError for a score outside [0, 20).
+    """
     oracle = _state.oracles.get(spec.family)
     score = _NEUTRAL if oracle is None else oracle.adjust(spec, platform, traits)
     if not 0 <= score < 20:

@@ -19,9 +19,13 @@ from tskernel.dispatch.signature import FormatSignature
 log = logging.getLogger("tskernel.select")
 _VERBOSE: Final = "TOKENSPEED_KERNEL_VERBOSE"
 
+
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: an op on a platform, for data of some formats, with every trait stated. ``formats`` None means not given."""
+    """What is asked for: an op on a platform, for data of some formats, with every trait stated.
+
+    ``formats`` None means not given.
+    """
 
     operator: Operator
     platform: PlatformInfo
@@ -79,7 +83,15 @@ def _rank(request: Request) -> Ranking:
     if os.environ.get(_VERBOSE):
         log.setLevel(logging.INFO)
         best = fits[0].name if fits else "none"
-        log.info("%s.%s on %s: %s of %d fit, first %s", request.operator.family, request.operator.name, request.platform, len(fits), len(fits) + len(reasons), best)
+        log.info(
+            "%s.%s on %s: %s of %d fit, first %s",
+            request.operator.family,
+            request.operator.name,
+            request.platform,
+            len(fits),
+            len(fits) + len(reasons),
+            best,
+        )
     return Ranking(tuple(fits), reasons)
 
 
@@ -141,11 +153,17 @@ def check_choice(operator: Operator, choice: str, source: str) -> None:
     valid = sorted({s.name for s in specs} | {s.solution for s in specs})
     near = get_close_matches(choice, valid, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise OverrideError(f"{operator.family}.{operator.name}: {source}: no kernel or solution {choice!r}; expected one of {', '.join(valid)}{hint}")
+    raise OverrideError(
+        f"{operator.family}.{operator.name}: {source}: no kernel or solution {choice!r}; "
+        f"expected one of {', '.join(valid)}{hint}"
+    )
 
 
 def find_choice(operator: Operator, argument: str | None) -> tuple[str, str] | None:
-    """Return the innermost override for a call: argument, then context, then environment; checked to be a valid name."""
+    """Return the innermost override for a call: argument, then context, then environment.
+
+    Checked to be a valid name.
+    """
     choice = (strip_fingerprint(argument), "override=") if argument else active_override(operator.family, operator.name)
     if choice is not None:
         check_choice(operator, *choice)
@@ -166,4 +184,6 @@ def not_found(request: Request, reasons: Mapping[str, str]) -> Exception:
         told = [f"{n}: {w}" for n, w in sorted(reasons.items()) if not w.startswith("not the choice of ")]
         return OverrideError(f"{op}: {request.choice[1]} {request.choice[0]!r} cannot run here: {'; '.join(told)}")
     lines = "".join(f"\n  {n}: {w}" for n, w in sorted(reasons.items())) or "\n  (none is registered)"
-    return NoKernelFoundError(f"{op} on {request.platform} ({request.formats or 'any formats'}): no kernel fits:{lines}")
+    return NoKernelFoundError(
+        f"{op} on {request.platform} ({request.formats or 'any formats'}): no kernel fits:{lines}"
+    )

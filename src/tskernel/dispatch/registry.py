@@ -7,94 +7,35 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tskernel.dispatch.errors import RegistrationError
-from tskernel.dispatch.platform import ANY, CapabilityRequirement, PlatformInfo
+from tskernel.dispatch.platform import ANY, CapabilityRequirement
 from tskernel.dispatch.signature import FormatSignature
+from tskernel.dispatch.spec import KernelSpec, Operator, Priority, argument_names
+
+__all__ = [
+    "KernelRegistry",
+    "KernelSpec",
+    "Operator",
+    "Priority",
+    "argument_names",
+    "builtin_kernel_modules",
+    "describe_kernel",
+    "load_builtin_kernels",
+    "register_kernel",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Priority:
-    """Priority bands, all in [0, 20). A higher one wins; inside a band the number orders kernels of one kind."""
-
-    REFERENCE: Final = 0
-    PORTABLE: Final = 4  # 4-7: runs anywhere
-    PERFORMANT: Final = 8  # 8-11: fast on the parts it names
-    SPECIALIZED: Final = 12  # 12-15: made for one part or one shape class
-    PLUGIN: Final = 16  # 16-19: out of tree; wins over everything built in
-    LIMIT: Final = 20
-
-
-class Operator(Protocol):
-    """What the registry must know of an op; ``tskernel.library.Op`` provides it."""
-
-    name: str
-    family: str
-    trait_defaults: Mapping[str, object]
-    arguments: tuple[str, ...]
-    dynamic: tuple[str, ...]
-    mutates: tuple[str, ...]
-    out: bool
-    lse: bool
-
-    def compare_signature(self, kernel: Callable[..., Any]) -> str | None:
-        """Return how the kernel's signature differs from the op's, or None."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class KernelSpec:
-    """One way to do an op on some hardware.
-
-    ``writes_out`` and ``lse`` say how the function gives its results: into an ``out`` keyword or by return; "return" (a ``return_lse``
-    keyword), "write" (an ``lse`` keyword) or "" for no LSE at all.
-    """
-
-    name: str
-    family: str
-    mode: str
-    solution: str
-    backend: str
-    function: Callable[..., Any]
-    capability: tuple[CapabilityRequirement, ...] = (ANY,)
-    signatures: frozenset[FormatSignature] = frozenset()
-    traits: Mapping[str, Any] = field(default_factory=dict)
-    priority: int = Priority.PERFORMANT
-    features: frozenset[str] = frozenset()
-    rejects: Callable[..., str | None] | None = None
-    rejects_arguments: tuple[str, ...] = ()
-    weight_preprocessor: Callable[..., Any] | None = None
-    traceable: bool = False
-    writes_out: bool = False
-    lse: str = ""
-
-    def unfit(self, platform: PlatformInfo) -> str | None:
-        """Return why the platform cannot run this kernel, or None; any one of its capabilities is enough."""
-        reasons: list[str] = []
-        for requirement in self.capability:
-            why = requirement.reason(platform)
-            if why is None:
-                return None
-            reasons.append(why)
-        return "; or ".join(dict.fromkeys(reasons))
-
-    def fingerprint(self) -> str:
-        """Return a hash of the source files that the kernel is made of: it changes when what it computes may."""
-        from tskernel.dispatch.sources import source_fingerprint
-
-        return source_fingerprint(self.function)
 
 
 class KernelRegistry:
     """All ops and kernels of the process. Thread-safe.
 
-    ``epoch`` grows when what could be selected changes: kernels, oracles, policy, platforms. ``generation`` grows with it and also when
-    an override opens or closes: it dates what a call has remembered.
+    ``epoch`` grows when what could be selected changes: kernels, oracles, policy, platforms. ``generation`` grows with
+    it and also when an override opens or closes: it dates what a call has remembered.
     """
 
     _instance: ClassVar[KernelRegistry | None] = None
@@ -141,7 +82,9 @@ class KernelRegistry:
         """Add an op. Raises: RegistrationError when the name is taken."""
         with self.lock:
             if operator.name in self.operators:
-                raise RegistrationError(f"op {operator.family}.{operator.name} is already declared; the first declaration stays in use")
+                raise RegistrationError(
+                    f"op {operator.family}.{operator.name} is already declared; the first declaration stays in use"
+                )
             self.operators[operator.name] = operator
 
     def register(self, spec: KernelSpec) -> None:
@@ -156,17 +99,26 @@ class KernelRegistry:
         operator = self.operator(spec.family, spec.mode)
         where = f"kernel {spec.name}"
         if (first := self._kernels.get(spec.name)) is not None:
-            raise RegistrationError(f"{where} is already registered from {first.function.__module__}; unregister it first, or choose another name")
+            raise RegistrationError(
+                f"{where} is already registered from {first.function.__module__}; "
+                "unregister it first, or choose another name"
+            )
         if spec.priority != int(spec.priority) or not 0 <= spec.priority < Priority.LIMIT:
-            raise RegistrationError(f"{where}: priority: expected an integer in [0, {Priority.LIMIT}), got {spec.priority}")
+            raise RegistrationError(
+                f"{where}: priority: expected an integer in [0, {Priority.LIMIT}), got {spec.priority}"
+            )
         known = {*operator.trait_defaults}
         for trait in spec.traits:
             if trait not in known:
-                raise RegistrationError(f"{where}: trait {trait!r}: expected one of {', '.join(sorted(known)) or 'none'}")
+                raise RegistrationError(
+                    f"{where}: trait {trait!r}: expected one of {', '.join(sorted(known)) or 'none'}"
+                )
         legal = {*operator.arguments, *(("out",) if operator.out else ())} - {*operator.dynamic}
         for name in spec.rejects_arguments:
             if name not in legal:
-                raise RegistrationError(f"{where}: rejects() reads {name!r}: expected some of {', '.join(sorted(legal))}")
+                raise RegistrationError(
+                    f"{where}: rejects() reads {name!r}: expected some of {', '.join(sorted(legal))}"
+                )
         if (difference := operator.compare_signature(spec.function)) is not None:
             raise RegistrationError(f"{where}: {difference}")
 
@@ -209,7 +161,11 @@ class KernelRegistry:
     def list_kernels(self, family: str | None = None, mode: str | None = None) -> list[KernelSpec]:
         """Return kernels by op, highest priority first, then by name."""
         load_builtin_kernels(mode)
-        found = [s for s in list(self._kernels.values()) if (family is None or s.family == family) and (mode is None or s.mode == mode)]
+        found = [
+            s
+            for s in list(self._kernels.values())
+            if (family is None or s.family == family) and (mode is None or s.mode == mode)
+        ]
         return sorted(found, key=lambda s: (s.family, s.mode, -s.priority, s.name))
 
     def list_operators(self) -> list[tuple[str, str]]:
@@ -259,9 +215,9 @@ def register_kernel(
 ) -> Callable[[F], F]:
     """Register the decorated function as a kernel of ``family.mode``.
 
-    Built-in kernels take name, backend and solution from their path; out-of-tree ones give ``name`` (and ``solution``, by default the
-    name). ``capability`` may list alternatives. Empty ``signatures`` means any. ``traits`` maps a trait of the op to a container of
-    accepted values, or to a callable that says whether a value is accepted.
+    Built-in kernels take name, backend and solution from their path; out-of-tree ones give ``name`` (and ``solution``,
+    by default the name). ``capability`` may list alternatives. Empty ``signatures`` means any. ``traits`` maps a trait
+    of the op to a container of accepted values, or to a callable that says whether a value is accepted.
     """
 
     def decorate(function: F) -> F:
@@ -286,7 +242,9 @@ def register_kernel(
     return decorate
 
 
-def _identity(function: Callable[..., Any], mode: str, name: str | None, solution: str | None, backend: str | None) -> tuple[str, str, str]:
+def _identity(
+    function: Callable[..., Any], mode: str, name: str | None, solution: str | None, backend: str | None
+) -> tuple[str, str, str]:
     module = function.__module__
     if name is None and module.startswith(_PACKAGE) and module.count(".") == 4:
         where, op, stem = module.removeprefix(_PACKAGE).split(".")
@@ -294,11 +252,19 @@ def _identity(function: Callable[..., Any], mode: str, name: str | None, solutio
             raise RegistrationError(f"kernel in {where}/{op}/{stem}.py is registered for {mode}: the path says {op}")
         return f"{where}/{op}/{stem}", stem, where
     if name is None:
-        raise RegistrationError(f"kernel {function.__qualname__} of {module}: name: expected a name for an out-of-tree kernel, got None")
+        raise RegistrationError(
+            f"kernel {function.__qualname__} of {module}: name: expected a name for an out-of-tree kernel, got None"
+        )
     return name, solution or name, backend or module.split(".")[0]
 
 
-def _make_spec(function: Callable[..., Any], *, identity: tuple[str, str, str], rejects: Callable[..., str | None] | None, **fields: Any) -> KernelSpec:
+def _make_spec(
+    function: Callable[..., Any],
+    *,
+    identity: tuple[str, str, str],
+    rejects: Callable[..., str | None] | None,
+    **fields: Any,
+) -> KernelSpec:
     name, solution, backend = identity
     arguments = argument_names(function)
     return KernelSpec(
@@ -314,14 +280,9 @@ def _make_spec(function: Callable[..., Any], *, identity: tuple[str, str, str], 
     )
 
 
-def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return a function's argument names; cheaper than inspect.signature, which import time notices."""
-    code = function.__code__
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-
-
 _BACKENDS = Path(__file__).parent.parent / "backends"
-# Its own lock: the registry's must not be held while a module is imported, or two importing threads can wait for each other.
+# Its own lock: the registry's must not be held while a module is imported, or two importing threads can wait for each
+# other.
 _load_lock = threading.RLock()
 _loaded: set[str] = set()
 
@@ -340,7 +301,11 @@ def load_builtin_kernels(mode: str | None = None) -> None:
 def builtin_kernel_modules(mode: str | None = None) -> list[tuple[str, str]]:
     """Return (module, op) of every built-in kernel file."""
     files = sorted(_BACKENDS.glob(f"*/{mode or '*'}/*.py"))
-    return [(".".join((_PACKAGE[:-1], *f.relative_to(_BACKENDS).with_suffix("").parts)), f.parent.name) for f in files if f.stem[0] != "_"]
+    return [
+        (".".join((_PACKAGE[:-1], *f.relative_to(_BACKENDS).with_suffix("").parts)), f.parent.name)
+        for f in files
+        if f.stem[0] != "_"
+    ]
 
 
 def describe_kernel(name: str) -> str:
@@ -360,5 +325,10 @@ def describe_kernel(name: str) -> str:
 
 def _capability_text(c: CapabilityRequirement) -> str:
     arch = [f"exactly {' or '.join(c.exactly)}" if c.exactly else "", f">= {c.at_least}" if c.at_least else ""]
-    arch += [f"<= {c.at_most}" if c.at_most else "", f"family of {c.family}" if c.family else "", *c.features, *c.packages]
+    arch += [
+        f"<= {c.at_most}" if c.at_most else "",
+        f"family of {c.family}" if c.family else "",
+        *c.features,
+        *c.packages,
+    ]
     return " ".join([c.vendor or "any device", *filter(None, arch)])

@@ -78,7 +78,9 @@ def make_request(
             raise ValueError(f"{family}.{mode}: trait {name!r}: expected one of {', '.join(sorted(stated)) or 'none'}")
         stated[name] = value
     where = PlatformInfo.named(platform) if isinstance(platform, str) else platform or current_platform()
-    return Request(operator, where, format_signature, stated, frozenset(features or ()), solution, find_choice(operator, override))
+    return Request(
+        operator, where, format_signature, stated, frozenset(features or ()), solution, find_choice(operator, override)
+    )
 
 
 def select_kernel(
@@ -94,11 +96,19 @@ def select_kernel(
 ) -> SelectedKernel:
     """Return the kernel that serves ``family.mode`` for data of these formats and traits on a platform.
 
-    The platform is the current one unless given, as ``PlatformInfo`` or by name. A kernel's ``rejects`` needs a call and is not asked.
+    The platform is the current one unless given, as ``PlatformInfo`` or by name. A kernel's ``rejects`` needs a call
+    and is not asked.
     Raises: NoKernelFoundError with every candidate's reason; OverrideError for an override that cannot be met.
     """
     request = make_request(
-        family, mode, format_signature, traits=traits, features=features, platform=platform, solution=solution, override=override
+        family,
+        mode,
+        format_signature,
+        traits=traits,
+        features=features,
+        platform=platform,
+        solution=solution,
+        override=override,
     )
     found = ranking(request)
     if not found.fits:
@@ -119,10 +129,18 @@ def explain_selection(
 ) -> Explanation:
     """Return which kernel would serve, and for every other one why not; works for any platform from any host.
 
-    Without a call's arguments the winner is the first in rank; where it may still reject a call, its line says by which arguments.
+    Without a call's arguments the winner is the first in rank; where it may still reject a call, its line says by which
+    arguments.
     """
     request = make_request(
-        family, mode, format_signature, traits=traits, features=features, platform=platform, solution=solution, override=override
+        family,
+        mode,
+        format_signature,
+        traits=traits,
+        features=features,
+        platform=platform,
+        solution=solution,
+        override=override,
     )
     return explain_request(request)
 
@@ -134,7 +152,11 @@ def explain_request(request: Request, arguments: Mapping[str, Any] | None = None
     winner: str | None = None
     for spec in found.fits:
         why = None if arguments is None else reject_reason(spec, arguments)
-        looks = "" if arguments is not None or spec.rejects is None else f"unless it rejects the call by {', '.join(spec.rejects_arguments)}"
+        looks = (
+            ""
+            if arguments is not None or spec.rejects is None
+            else f"unless it rejects the call by {', '.join(spec.rejects_arguments)}"
+        )
         if why is not None:
             status, reason = "rejected", why
         elif winner is None:
@@ -144,7 +166,9 @@ def explain_request(request: Request, arguments: Mapping[str, Any] | None = None
         candidates.append(Candidate(spec.name, spec.solution, spec.backend, spec.priority, status, reason))
     registry = KernelRegistry.get()
     rejected = sorted((registry.get_by_name(n) for n in found.reasons), key=lambda s: (-s.priority, s.name))
-    candidates += [Candidate(s.name, s.solution, s.backend, s.priority, "rejected", found.reasons[s.name]) for s in rejected]
+    candidates += [
+        Candidate(s.name, s.solution, s.backend, s.priority, "rejected", found.reasons[s.name]) for s in rejected
+    ]
     return Explanation(
         op=f"{request.operator.family}.{request.operator.name}",
         platform=str(request.platform),
@@ -162,9 +186,9 @@ Plan = tuple[str, str, FormatSignature | None, Mapping[str, object] | None]
 def warmup_selection(plans: Sequence[Plan] | None = None, *, calls: Sequence[Callable[[], Any]] = ()) -> list[str]:
     """Do ahead of time what a first call would do, so that nothing is selected or compiled during graph capture.
 
-    ``plans`` are (family, mode, format_signature, traits): their selections are made and their kernels' names returned; None means
-    every op with its typical traits. ``calls`` are zero-argument functions that make real calls at capture sizes: they load, build
-    and select exactly what a capture will use.
+    ``plans`` are (family, mode, format_signature, traits): their selections are made and their kernels' names returned;
+    None means every op with its typical traits. ``calls`` are zero-argument functions that make real calls at capture
+    sizes: they load, build and select exactly what a capture will use.
     """
     registry = KernelRegistry.get()
     todo: Sequence[Plan] = [(f, m, None, None) for f, m in registry.list_operators()] if plans is None else plans

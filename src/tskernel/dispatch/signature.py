@@ -13,8 +13,8 @@ import torch
 class ScaleFormat:
     """How a quantized tensor is scaled.
 
-    ``dtype`` is the storage of the scales (uint8 holds ue8m0 bytes); ``granularity`` is "tensor", "channel", "token" or "block";
-    ``block_shape`` is given for blocks.
+    ``dtype`` is the storage of the scales (uint8 holds ue8m0 bytes); ``granularity`` is "tensor", "channel", "token" or
+    "block"; ``block_shape`` is given for blocks.
     """
 
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class ScaleFormat:
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """The storage dtype of one role, the number format when the dtype does not say it (mxfp4 in uint8), and its scales."""
+    """The storage dtype of one role, the number format where the dtype does not say it (mxfp4), and the scales."""
 
     dtype: torch.dtype
     name: str = "dense"
@@ -46,7 +46,9 @@ class FormatSignature:
     roles: frozenset[tuple[str, TensorFormat]] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, roles: Mapping[str, TensorFormat | torch.dtype] | None = None, /, **named: TensorFormat | torch.dtype) -> FormatSignature:
+    def of(
+        cls, roles: Mapping[str, TensorFormat | torch.dtype] | None = None, /, **named: TensorFormat | torch.dtype
+    ) -> FormatSignature:
         """Build a signature: ``FormatSignature.of(q=torch.bfloat16, kv=torch.float8_e4m3fn)``."""
         both = {**(roles or {}), **named}
         return cls(frozenset((r, f if isinstance(f, TensorFormat) else TensorFormat(f)) for r, f in both.items()))

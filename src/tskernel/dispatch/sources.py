@@ -17,7 +17,7 @@ _IMPORT = re.compile(
 
 @functools.cache
 def source_fingerprint(function: Callable[..., Any]) -> str:
-    """Return 12 hex digits over the function's file and all that it imports, directly or not, from its package and ours.
+    """Return 12 hex digits over the function's file and all that it imports, even indirectly, of its package and ours.
 
     Text is read and nothing is imported, so the answer does not depend on what has run. A function without a file is
     hashed by its name.

@@ -1,4 +1,7 @@
-"""Detection of a GPU: architecture, links and NUMA node. Indices are torch's, so MIG slices and UUID lists need no parsing."""
+"""Detection of a GPU: architecture, links and NUMA node.
+
+Indices are torch's, so MIG slices and UUID lists need no parsing.
+"""
 
 from __future__ import annotations
 

@@ -36,14 +36,18 @@ def attn_merge_state(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor)
     """
     dtype = wide(out_a)
     lse_a, lse_b = lse_a.to(dtype), lse_b.to(dtype)
-    lse = torch.logaddexp(lse_a, lse_b)
-    base = torch.where(lse == float("-inf"), 0, lse)
+    top = torch.maximum(lse_a, lse_b)
+    top = torch.where(top == float("-inf"), 0, top)
+    # Relative to the larger one, not to the new LSE: its rounding would show in the weights where it is large.
+    weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+    total = weight_a + weight_b
 
-    def part(out: Tensor, own: Tensor) -> Tensor:
-        used = torch.where((own == float("-inf")).unsqueeze(-1), 0, out.to(dtype))
-        return used * torch.exp(own - base).unsqueeze(-1)
+    def part(out: Tensor, weight: Tensor, lse: Tensor) -> Tensor:
+        used = torch.where((lse == float("-inf")).unsqueeze(-1), 0, out.to(dtype))
+        return used * (weight / torch.where(total == 0, 1, total)).unsqueeze(-1)
 
-    return (part(out_a, lse_a) + part(out_b, lse_b)).to(out_a.dtype).contiguous(), lse.contiguous()
+    merged = part(out_a, weight_a, lse_a) + part(out_b, weight_b, lse_b)
+    return merged.to(out_a.dtype).contiguous(), (total.log() + top).contiguous()
 
 
 @attn_merge_state.check
