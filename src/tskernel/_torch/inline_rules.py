@@ -16,8 +16,8 @@ from tskernel._torch.inline import registry_fingerprint
 from tskernel._torch.tracing import choose, statically_empty
 from tskernel.dispatch.errors import NoKernelFoundError, OverrideError
 from tskernel.dispatch.platform import platform_of
-from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.dispatch.ranking import find_choice, strip_fingerprint
+from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 
 if TYPE_CHECKING:
     from tskernel.library import Op
