@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import tskernel
 from tskernel.dispatch import platform as platforms
@@ -23,7 +24,7 @@ from tskernel.dispatch.errors import (
     OverrideError,
     RegistrationError,
 )
-from tskernel.dispatch.platform import Arch, CapabilityRequirement, PlatformInfo
+from tskernel.dispatch.platform import Arch, CapabilityRequirement, PlatformInfo, platform_of
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
 from tskernel.dispatch.selection import explain_selection, kernel_override, register_oracle, select_kernel
 from tskernel.dispatch.signature import FormatSignature, ScaleFormat, TensorFormat, formats
@@ -137,11 +138,11 @@ def test_sel_01_capability_is_looked_up_per_device() -> None:
     """Fake tensors on two different cards and a CPU tensor, in one process, each get their own kernel."""
     add("new", capability=CapabilityRequirement(vendor="nvidia", at_least="sm100"), priority=Priority.PLUGIN)
     add("old", capability=CapabilityRequirement(vendor="nvidia", at_most="sm90"), priority=Priority.PLUGIN)
-    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def winner(device: str) -> str | None:
-        with mode:
-            x, w = torch.empty(2, 8, device=device), torch.empty(8, device=device)
+        # Made from meta tensors, so that no such device need exist.
+        x, w = (FakeTensor(mode, torch.empty(s, device="meta"), torch.device(device)) for s in ((2, 8), (8,)))
         return ops["rmsnorm"].explain(x, w).winner
 
     seen = [winner(d) for d in ("cuda:0", "cuda:1", "cuda:0", "cpu")]
@@ -417,7 +418,11 @@ def test_sel_04_the_next_kernel_serves_with_one_warning(error: Exception) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run() == 4.0 and float(tskernel.rmsnorm(torch.ones(3, 8), torch.ones(8))[0, 0]) == 4.0
-    rejected = {c.name: c.reason for c in explain_selection("norm", "rmsnorm").candidates if c.status == "rejected"}
+    rejected = {
+        c.name: c.reason
+        for c in explain_selection("norm", "rmsnorm", platform=platform_of(torch.device("cpu"))).candidates
+        if c.status == "rejected"
+    }
     assert str(error) in rejected["best"]
     with pytest.raises((type(error), OverrideError)):
         run(override="best")
@@ -529,6 +534,9 @@ def test_tun_03_eight_threads_race_first_calls_overrides_and_registration() -> N
 def test_an_unplanned_platform_needs_its_packages_and_a_planned_one_is_assumed_to_have_them() -> None:
     add("vendor", capability=CapabilityRequirement(packages=("no_such_package_anywhere",)), priority=Priority.PLUGIN)
     assert run() != 0.0
-    here = {c.name: c.reason for c in explain_selection("norm", "rmsnorm").candidates}
+    here = {
+        c.name: c.reason
+        for c in explain_selection("norm", "rmsnorm", platform=platform_of(torch.device("cpu"))).candidates
+    }
     assert here["vendor"] == "package no_such_package_anywhere is not installed"
     assert select_kernel("norm", "rmsnorm", platform="sm90").name == "vendor"

@@ -38,10 +38,21 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
     width, value_width = q.shape[-1], v.shape[-1]
     if value_width < width:  # the fused kernels take one width
         v = pad(v, (0, width - value_width))
+    q, k, v = aligned(q), aligned(k), aligned(v)
     out = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out[..., :value_width]
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Copy a tensor whose rows do not start on 16 bytes: CUDA's fused kernels fault on such a view."""
+    if torch.compiler.is_compiling():
+        return tensor  # Inductor aligns the inputs of attention itself
+    step = max(16 // tensor.element_size(), 1)
+    if tensor.storage_offset() % step or any(stride % step for stride in tensor.stride()[:-1]):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def live_tokens(paged: Paged, lengths: Tensor, first: Tensor | int) -> Tensor:
