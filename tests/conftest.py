@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,15 @@ import torch
 import tskernel  # noqa: F401  defines torch.ops.tokenspeed
 from tskernel.dispatch import policy
 from tskernel.dispatch.registry import KernelRegistry
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many checks stand behind the passed tests that count them."""
+    totals: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", []):
+        totals.update({name: value for name, value in report.user_properties if isinstance(value, int)})
+    for name, total in sorted(totals.items()):
+        terminalreporter.write_line(f"{name}: {total}")
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_opcheck(op: Op, record_property: Any) -> None:
         failed = {k: v for k, v in result.items() if v != "SUCCESS"}
         assert not failed, f"{op.name} {form or 'base'} {sample.name}: {failed}"
         count += 1
-    record_property("opchecks", count)
+    record_property("op x sample x form passed by opcheck", count)
     assert count
 
 
