@@ -1,8 +1,9 @@
 """Fix kernels in exported programs, so that what torch.export and AOTInductor make needs no selection at run time.
 
 ``torch.export.export`` keeps ``tokenspeed`` operators as nodes. ``bind`` writes the kernel chosen for a platform into
-each of them; ``torch._inductor.aoti_compile_and_package`` then traces the kernels' bodies in, and the package runs in
-a process that never imported this one. ``save`` and ``load`` say what is missing when a program cannot be read.
+each of them; ``torch._inductor.aoti_compile_and_package`` then traces the kernels' bodies in (as does
+``run_decompositions(decompose_custom_triton_ops=True)``), and the package runs in a process that never imported this
+one. ``save`` and ``load`` say what is missing when a program cannot be read.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def bind(
             raise type(error)(f"node {found.node.name}: {error}") from None
         found.node.kwargs = {**found.node.kwargs, "override": f"{spec.name}:{spec.fingerprint()}"}
     if unknown := sorted(chosen.keys() - present):
-        raise KeyError(
+        raise ValueError(
             f"overrides: the program has no op {unknown[0]!r}; it has {', '.join(sorted(present)) or 'none'}"
         )
     for graph_module in _graph_modules(module):
