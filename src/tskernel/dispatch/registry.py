@@ -48,6 +48,7 @@ class KernelRegistry:
         self._kernels: dict[str, KernelSpec] = {}
         self._by_mode: dict[str, tuple[KernelSpec, ...]] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._open = threading.local()
 
     @classmethod
     def get(cls) -> KernelRegistry:
@@ -91,9 +92,23 @@ class KernelRegistry:
         """Add a kernel. Raises: RegistrationError when it is declared wrongly; nothing is changed then."""
         with self.lock:
             self._validate(spec)
-            self._kernels[spec.name] = spec
-            self._by_mode[spec.mode] = (*self._by_mode.get(spec.mode, ()), spec)
+            self._put(spec)
+        self._note(spec, added=True)
+
+    def _put(self, spec: KernelSpec) -> None:
+        self._kernels[spec.name] = spec
+        self._by_mode[spec.mode] = (*self._by_mode.get(spec.mode, ()), spec)
+        self.bump()
+
+    def _drop(self, spec: KernelSpec) -> None:
+        if self._kernels.pop(spec.name, None) is not None:
+            self._by_mode[spec.mode] = tuple(s for s in self._by_mode[spec.mode] if s.name != spec.name)
             self.bump()
+
+    def _note(self, spec: KernelSpec, *, added: bool) -> None:
+        journal = getattr(self._open, "journal", None)
+        if journal is not None:
+            journal.append((spec, added))
 
     def _validate(self, spec: KernelSpec) -> None:
         operator = self.operator(spec.family, spec.mode)
@@ -124,24 +139,32 @@ class KernelRegistry:
 
     def unregister(self, name: str) -> KernelSpec:
         """Remove a kernel and return it. Raises: KeyError that names near misses."""
+        spec = self.get_by_name(name)
         with self.lock:
-            spec = self.get_by_name(name)
-            del self._kernels[name]
-            self._by_mode[spec.mode] = tuple(s for s in self._by_mode[spec.mode] if s.name != name)
-            self.bump()
-            return spec
+            self._drop(spec)
+        self._note(spec, added=False)
+        return spec
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Undo everything that was registered or removed inside when the block raises, whatever it raises."""
-        with self.lock:
-            kernels, by_mode = dict(self._kernels), dict(self._by_mode)
-            try:
-                yield
-            except BaseException:
-                self._kernels, self._by_mode = kernels, by_mode
-                self.bump()
-                raise
+        """Undo what this thread registers or removes inside when the block raises, whatever it raises."""
+        outer = getattr(self._open, "journal", None)
+        # A journal of this thread instead of the lock: what runs inside imports modules, and an importing thread that
+        # waits for the lock would hold the very module that the importer here waits for.
+        journal: list[tuple[KernelSpec, bool]] = []
+        self._open.journal = journal
+        try:
+            yield
+        except BaseException:
+            with self.lock:
+                for spec, added in reversed(journal):
+                    (self._drop if added else self._put)(spec)
+            journal.clear()
+            raise
+        finally:
+            self._open.journal = outer
+            if outer is not None:
+                outer.extend(journal)
 
     def operator(self, family: str, mode: str) -> Operator:
         """Return an op. Raises: RegistrationError that lists the ops of the family."""
