@@ -454,7 +454,7 @@ def test_combine_sums_in_fp32(kernel: str) -> None:
 # Formats
 
 E4M3, E4M3Z = torch.float8_e4m3fn, torch.float8_e4m3fnuz
-# The row of results whose rows were rounded between the products: a value beside a rounding boundary can fall either way.
+# For results whose rows were rounded between the products: a value beside a rounding boundary can fall either way.
 ROUNDED = torch.bfloat16
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 

@@ -1,12 +1,14 @@
-"""Selection without sorting: which elements, largest first, reach a target weight, in two passes over their bits."""
+"""Selection without sorting: which elements, largest first, reach a target weight, in four passes over their bits."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_DIGIT = 16
+_DIGIT = 8  # 256 bins a row: a histogram never outgrows the row it is of by much
 _BINS = 1 << _DIGIT
+_SIGN = 1 << 31
+_SMALLEST = 2.0**-1022
 
 
 def ordered_keys(x: Tensor) -> Tensor:
@@ -26,19 +28,20 @@ def _bin_reaching(mass: Tensor, above: Tensor, target: Tensor) -> tuple[Tensor, 
 def keep_largest(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
     """Return the mask of the shortest prefix, largest key first and equals by index, that weighs ``target [B, 1]``.
 
-    ``weights`` are fp64, not negative, and equal for equal keys unless 0. The first element is always kept; where the
-    whole row does not reach the target, all of it is.
+    ``weights`` are fp64, not negative, equal for equal keys unless 0. The first element with a weight is always kept;
+    where the whole row does not reach the target, all of it is.
     """
-    high = (keys >> _DIGIT) + _BINS // 2
-    low = keys & (_BINS - 1)
-    bins = weights.new_zeros((keys.shape[0], _BINS))
-    high_bin, above = _bin_reaching(
-        bins.scatter_add(1, high.to(torch.int64), weights), torch.zeros_like(target), target
-    )
-    live = weights.masked_fill(high != high_bin, 0.0)
-    low_bin, above = _bin_reaching(bins.scatter_add(1, low.to(torch.int64), live), above, target)
-    last = (((high_bin - _BINS // 2) << _DIGIT) | low_bin).to(torch.int32)
+    target = target.clamp(min=_SMALLEST)  # 0 would be reached by no element at all
+    unsigned = keys ^ -_SIGN  # the bits, read as an unsigned number, order like the keys
+    above, prefix, live = torch.zeros_like(target), torch.zeros_like(target, dtype=torch.int64), weights
+    for shift in range(32 - _DIGIT, -1, -_DIGIT):
+        digit = ((unsigned >> shift) & (_BINS - 1)).to(torch.int64)
+        mass = weights.new_zeros((keys.shape[0], _BINS)).scatter_add(1, digit, live)
+        chosen, above = _bin_reaching(mass, above, target)
+        prefix = (prefix << _DIGIT) | chosen
+        live = live.masked_fill(digit != chosen, 0.0)
+    last = (prefix - _SIGN).to(torch.int32)
     equal = keys == last
-    each = live.masked_fill(~equal, 0.0).amax(1, keepdim=True)
+    each = live.amax(1, keepdim=True)
     rank = equal.to(torch.int32).cumsum(1, dtype=torch.int32) - 1
-    return (keys > last) | (equal & ((above + rank * each < target) | (rank == 0)))
+    return (keys > last) | (equal & (above + rank * each < target))
