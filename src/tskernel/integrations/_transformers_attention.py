@@ -86,7 +86,17 @@ def tskernel_attention(
     return out.view(query.shape[0], queries, query.shape[1], value.shape[3]), None
 
 
-_CHANGING = ("position_bias", "head_mask", "cache", "indices", "block_indices", "score_mod", "block_mask", "alibi")
+# Arguments that change the result and have no counterpart in the ops, and the attention of transformers that has them.
+_ELSEWHERE = {
+    "position_bias": "sdpa",
+    "cache": "sdpa",
+    "head_mask": "eager",
+    "indices": "eager",
+    "block_indices": "eager",
+    "alibi": "eager",
+    "score_mod": "flex_attention",
+    "block_mask": "flex_attention",
+}
 
 
 def refuse_arguments(dropout: float, others: dict[str, Any]) -> None:
@@ -99,11 +109,11 @@ def refuse_arguments(dropout: float, others: dict[str, Any]) -> None:
         raise ValueError(
             'tskernel attention: output_attentions: expected False, got True; call set_attn_implementation("eager")'
         )
-    for name in _CHANGING:
+    for name, instead in _ELSEWHERE.items():
         if others.get(name) is not None:
             raise ValueError(
                 f"tskernel attention: {name}: expected None; the ops have no such input, call "
-                'set_attn_implementation("sdpa")'
+                f'set_attn_implementation("{instead}")'
             )
 
 

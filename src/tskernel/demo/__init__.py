@@ -1,0 +1,5 @@
+"""What ``python -m tskernel demo`` runs."""
+
+from __future__ import annotations
+
+from tskernel.demo.main import main as main
