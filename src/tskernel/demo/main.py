@@ -112,8 +112,9 @@ def show_decoder(config: Config | None = None, new_tokens: int = NEW_TOKENS, bac
     """Decode greedily with the operators, compiled, and with the plain model; compare the tokens."""
     config = config or Config()
     console.print(
-        f"\n[bold]2  Decoder[/]  GPT-OSS in small, random weights: {config.layers} layers, window "
-        f"{config.window} in every second, {config.q_heads}/{config.kv_heads} heads with sinks, {config.top_k} of {config.experts} experts"
+        f"\n[bold]2  Decoder[/]  GPT-OSS in small, random weights: {config.layers} layers, window {config.window} "
+        f"in every second, {config.q_heads}/{config.kv_heads} heads with sinks, "
+        f"{config.top_k} of {config.experts} experts"
     )
     with tempfile.TemporaryDirectory() as folder:
         weights = load_weights(Path(folder) / "decoder.pt", config)
