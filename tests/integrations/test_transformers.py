@@ -192,6 +192,18 @@ def test_compiled_fullgraph_decode_gives_the_same_tokens(name: str, backend: str
     compare(got, want, exact=True)
 
 
+def test_generate_compiles_the_decode_step_of_a_static_cache(llama: tuple[Any, Any]) -> None:
+    """transformers compiles it by itself on accelerators; here it is told to: one graph for all steps."""
+    torch._dynamo.reset()
+    reference, ours = llama
+    config = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    got = generate(ours, LEFT, cache_implementation="static", compile_config=config)
+    compare(got, generate(reference, LEFT), exact=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs == 1
+
+
 @pytest.mark.parametrize(
     "options", [{"attention_mask": LEFT}, {"use_cache": False}], ids=["padded", "no_mask_no_cache"]
 )
