@@ -220,6 +220,17 @@ def test_att_05_rows_past_the_last_sequence(kernel: str) -> None:
         assert bool((lse[5:] == -INF).all())
 
 
+@pytest.mark.parametrize("kernel", [k for k in kernels_of(*RAGGED) if k.startswith(("reference", "portable"))])
+def test_att_05_a_bound_that_is_too_small_harms_no_other_sequence(kernel: str) -> None:
+    """A caller's mistake; where rows are padded it must not spill into the next sequence or out of the buffer."""
+    s = normal([2, 5, 3], [2, 5, 3])
+    bound = {"max_seqlen": 3} if "prefill" in kernel else {"max_seqlen_q": 3}
+    out, _ = run(kernel, {**arguments_for(kernel, s), **bound})
+    want = dense(s)[0]
+    compare(out[:2], want[:2])
+    compare(out[7:], want[7:])
+
+
 @each_prefill
 def test_att_05_masked_and_cross_calls(kernel: str) -> None:
     for options in ({"window_left": 1}, {"is_causal": False}):

@@ -43,10 +43,9 @@ def attend(
     batch, q_len, q_heads, width = q.shape
     kv_heads = k.shape[2]
     group = q_heads // kv_heads
-    # Zeroed before any product, because 0 * NaN is NaN: keys that no query sees may hold anything.
-    used = seen.any(1)[..., None, None]
-    k = torch.where(used, k, 0)
-    v = torch.where(used, v, 0)
+    # Keys that no query sees may hold anything. Their scores are overwritten by the mask; their values must be zeroed
+    # before the product, because 0 * NaN is NaN.
+    v = torch.where(seen.any(1)[..., None, None], v, 0)
 
     # The queries that share a KV head become rows of one product, so that its keys are not repeated.
     rows = q.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * q_len, width)
