@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import declines, form_samples, short, tensors_in
 
-from tskernel._torch.execute import call_with
+from tskernel._torch.runners import call_with
 from tskernel.library import Op, Sample, ops
 from tskernel.testing import clone_arguments, compare, kernel_names, oracle, samples_of
 

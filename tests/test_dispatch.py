@@ -152,7 +152,7 @@ def test_sel_01_capability_is_looked_up_per_device() -> None:
 
 def test_dev_01_a_call_launches_on_its_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two GPUs the runner makes the tensors' device current for the launch and puts the old one back."""
-    from tskernel._torch.execute import on_device
+    from tskernel._torch.runners import on_device
 
     current = [0]
 

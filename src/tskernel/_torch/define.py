@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,19 +48,23 @@ def _register_fake(name: str, fake: Callable[..., Any], source: str) -> None:
         LIBRARY._register_fake(name, fake)
 
 
-def _lazy(op: Op, form: str) -> Callable[..., Any]:
-    """Return an implementation that writes its Python at the first call, which keeps it out of import time."""
-    built: list[Callable[..., Any]] = []
+def _lazy(op: Op, form: str) -> FunctionType:
+    """Return an implementation that gets its code at the first call, which keeps that out of import time.
 
-    def implementation(*args: Any, **kwargs: Any) -> Any:
-        if built:
-            return built[0](*args, **kwargs)
+    The registered function is changed in place: a wrapper around the real one would pack and unpack every call.
+    """
+
+    def build() -> FunctionType:
         from tskernel._torch.front import build_impl
 
-        built.append(build_impl(op, form))
-        return built[0](*args, **kwargs)
+        return build_impl(op, form, stub)
 
-    return implementation
+    stub = FunctionType(_first_call.__code__, {"_build": build}, f"{op.name}_impl")
+    return stub
+
+
+def _first_call(*args: Any, **kwargs: Any) -> Any:
+    return _build()(*args, **kwargs)  # noqa: F821  # pyright: ignore[reportUndefinedVariable]  a stub's own global
 
 
 def _fake(op: Op, form: str) -> Callable[..., Any]:

@@ -26,8 +26,21 @@ except ImportError:  # private in torch: where it is gone, the Python comparison
 
 def make_guard(tensors: Sequence[Tensor]) -> Guard | None:
     """Return a function that tells whether as many tensors look like these, or None where they cannot be guarded."""
-    if len({id(t) for t in tensors}) != len(tensors) or not tensors:
-        return None  # the C++ guard refuses a tensor that is passed twice
+    first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+    if len(first) == len(tensors):
+        return _guard_distinct(tensors)
+    # One tensor given for two arguments (offsets of queries and keys, a scale): the C++ guard refuses to see it twice.
+    unique = sorted(first.values())
+    twins = [(i, first[id(t)]) for i, t in enumerate(tensors) if first[id(t)] != i]
+    check = _guard_distinct([tensors[i] for i in unique])
+    if check is None:
+        return None
+    return lambda *now: all(now[i] is now[j] for i, j in twins) and check(*[now[i] for i in unique])
+
+
+def _guard_distinct(tensors: Sequence[Tensor]) -> Guard | None:
+    if not tensors:
+        return None
     if TensorGuards is None:
         return _python_guard(tensors)
     sizes: Any = [list(t.shape) for t in tensors]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from tskernel._torch.execute import INLINE, call_device, call_with, make_runner, token_choice
+from tskernel._torch.execute import INLINE, call_device, token_choice
 from tskernel._torch.inline import registry_fingerprint
+from tskernel._torch.runners import make_runner
 from tskernel._torch.tracing import choose, statically_empty
 from tskernel.dispatch.errors import NoKernelFoundError, OverrideError
 from tskernel.dispatch.platform import platform_of
@@ -68,7 +69,7 @@ def _run(op: Op, form: str, spec: KernelSpec, arguments: list[Any], out: Any) ->
         nothing, result = _nothing(op, form, arguments, out)
         if nothing:
             return result
-    return call_with(op, make_runner(op, spec, form), arguments, **({"out": out} if form == "out" else {}))
+    return make_runner(op, spec, form)(*arguments, *((out,) if form == "out" else ()))
 
 
 def _nothing(op: Op, form: str, arguments: list[Any], out: Any) -> tuple[bool, Any]:

@@ -1,4 +1,4 @@
-"""Selection for a node of a graph: inputs are fakes, sizes may be symbols, the answer must hold for all their values."""
+"""Selection for a node of a graph: inputs are fakes, sizes may be symbols, the answer holds for all values."""
 
 from __future__ import annotations
 

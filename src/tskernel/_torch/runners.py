@@ -1,0 +1,105 @@
+"""Adapts a kernel to the form asked for. A runner takes every argument of the op, and then ``out``, by position."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tskernel.dispatch.registry import KernelSpec, argument_names
+
+if TYPE_CHECKING:
+    from tskernel.library import Op
+
+Runner = Callable[..., Any]
+
+
+def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **extra: Any) -> Any:
+    """Call a function that has the op's signature."""
+    n = op.signature.positional
+    return function(*arguments[:n], **dict(zip(op.arguments[n:], arguments[n:], strict=True)), **extra)
+
+
+def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
+    """Return the runner of a form through a kernel.
+
+    Allocation and copies live here, so that a kernel states only how it produces its result.
+    """
+    extra = ("out", "lse") if form == "lse" and spec.writes_out else ("return_lse",) if form == "lse" else ()
+    kernel = by_position(op, spec, extra or (("out",) if spec.writes_out else ()))
+    count = len(op.arguments)
+
+    def copy(*a: Any) -> None:
+        a[count].copy_(kernel(*a[:count]))
+
+    def write(*a: Any) -> Any:
+        out = op.allocate(a)
+        kernel(*a, out)
+        return out
+
+    def write_both(*a: Any) -> Any:
+        out, lse = op.allocate(a, return_lse=True)
+        kernel(*a, out, lse)
+        return out, lse
+
+    if form == "lse":
+        return write_both if spec.writes_out else lambda *a: kernel(*a, True)
+    if form == "out":
+        return kernel if spec.writes_out else copy
+    return write if spec.writes_out else kernel
+
+
+def by_position(op: Op, spec: KernelSpec, extra: tuple[str, ...]) -> Runner:
+    """Return a kernel's function taking the op's arguments and then ``extra`` by position.
+
+    Options are keyword-only in a kernel's signature, and passing eight of them by keyword costs as much as the whole
+    selection. A plain function is therefore rebuilt with the same code and its keywords made positional.
+    """
+    function, names = spec.function, (*op.arguments, *extra)
+    if type(function) is types.FunctionType and _rebuildable(function, names):
+        code = function.__code__.replace(co_argcount=_count(function), co_kwonlyargcount=0)
+        defaults = _trailing_defaults(function)
+        rebuilt = types.FunctionType(code, function.__globals__, function.__name__, defaults, function.__closure__)
+        rebuilt.__module__, rebuilt.__qualname__ = function.__module__, function.__qualname__
+        return rebuilt
+    return lambda *a: call_with(
+        op, function, a[: len(op.arguments)], **dict(zip(extra, a[len(op.arguments) :], strict=True))
+    )
+
+
+def _count(function: types.FunctionType) -> int:
+    return function.__code__.co_argcount + function.__code__.co_kwonlyargcount
+
+
+def _rebuildable(function: types.FunctionType, names: tuple[str, ...]) -> bool:
+    """Whether the code's arguments start with ``names``, and those behind have defaults."""
+    have = argument_names(function)
+    return have[: len(names)] == names and len(_trailing_defaults(function)) >= len(have) - len(names)
+
+
+def _trailing_defaults(function: types.FunctionType) -> tuple[Any, ...]:
+    """Return the defaults of the last arguments, up to the first one from the end that has none."""
+    names, keywords = argument_names(function), function.__kwdefaults__ or {}
+    positional = function.__code__.co_argcount
+    given = dict(zip(names[:positional][::-1], (function.__defaults__ or ())[::-1], strict=False))
+    found: list[Any] = []
+    for name in reversed(names):
+        values = given if name in given else keywords
+        if name not in values:
+            break
+        found.insert(0, values[name])
+    return tuple(found)
+
+
+def on_device(run: Runner, device: torch.device) -> Runner:
+    """Make a runner launch on its tensors' device; with one GPU there is nothing to do."""
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        return run
+
+    def guarded(*a: Any) -> Any:
+        with torch.cuda.device(device):
+            return run(*a)
+
+    return guarded
