@@ -182,16 +182,24 @@ def oracle(op: str, *args: Any, **kwargs: Any) -> Any:
 
 def clone_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with their own storage and the same strides; views that share a storage keep sharing one."""
-    bases: dict[int, Tensor] = {}
+    wholes: dict[int, Tensor] = {}
+    bases: dict[
+        tuple[int, torch.dtype], Tensor
+    ] = {}  # one per dtype: torch.compile wants views of one storage to share it
+
+    def base_of(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in wholes:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+            wholes[storage._cdata] = whole.set_(storage.clone())  # pyright: ignore[reportArgumentType]
+        key = (storage._cdata, value.dtype)
+        if key not in bases:
+            bases[key] = wholes[storage._cdata].view(value.dtype)
+        return bases[key]
 
     def copy(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        storage = value.untyped_storage()
-        if storage._cdata not in bases:
-            whole = torch.empty(0, dtype=torch.uint8, device=value.device)
-            bases[storage._cdata] = whole.set_(storage.clone())  # pyright: ignore[reportArgumentType]
-        base = bases[storage._cdata].view(value.dtype)
-        return torch.as_strided(base, value.shape, value.stride(), value.storage_offset())
+        return torch.as_strided(base_of(value), value.shape, value.stride(), value.storage_offset())
 
     return {k: copy(v) for k, v in arguments.items()}
