@@ -14,7 +14,6 @@ import tskernel  # noqa: F401  defines torch.ops.tokenspeed
 from tskernel.dispatch import policy
 from tskernel.dispatch.registry import KernelRegistry
 
-
 # The same examples on every machine and run: a failure in CI is one that anybody can repeat.
 settings.register_profile("tskernel", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("tskernel")
