@@ -40,7 +40,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
         v = pad(v, (0, width - value_width))
     q, k, v = aligned(q), aligned(k), aligned(v)
     out = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1])
     )
     return out[..., :value_width]
 
