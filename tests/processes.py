@@ -1,0 +1,25 @@
+"""Runs Python in a process of its own, which sees this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+
+def run_python(code: str, *arguments: str, path: Path | None = None, **environment: str) -> str:
+    """Run code and return what it prints; raise AssertionError with its errors when it fails.
+
+    ``path`` is one more folder to import from; ``environment`` adds variables.
+    """
+    folders = [str(SOURCE), *([str(path)] if path else [])]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    if done.returncode:
+        raise AssertionError(done.stderr or f"exit status {done.returncode}")
+    return done.stdout
