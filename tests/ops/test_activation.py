@@ -124,8 +124,8 @@ def test_swiglu_oai_without_a_limit_is_the_plain_form(kernel: str) -> None:
 
 
 def activated(name: str, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the unrounded fp32 activation."""
-    return call(name.removesuffix("_quantize_fp8"), None, x.float(), **options)
+    """Return the unrounded fp32 activation, by the formula that the fused reference uses: another's last bit may differ."""
+    return call(name.removesuffix("_quantize_fp8"), "reference", x.float(), **options)
 
 
 @pytest.mark.parametrize("ue8m0", (False, True))

@@ -315,6 +315,8 @@ def accepted(name: str) -> list[tuple[KernelSpec, dict[str, Any]]]:
     ("portable/mm/torch_scaled", "portable/mm/torch_int8", "portable/mm/torch_unpack", "rocm/mm/torch_scaled_fnuz"),
 )
 def test_plain_torch_kernels_of_other_devices(name: str) -> None:
+    if "scaled" in name and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("the CPU has torch._scaled_mm with row scales from torch 2.13 on")
     calls = accepted(name)
     assert len(calls) >= 6
     for spec, values in calls:

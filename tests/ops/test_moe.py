@@ -98,7 +98,8 @@ def test_moe_01_bad_rows_stay_valid_and_alone(
     assert ((ids >= 0) & (ids < 16)).all()
     assert all(len(set(row)) == 5 for row in ids.tolist())
     want = call("moe_topk", kernel, good, 5, **options)
-    compare((weights[[0, 4, 7]], ids[[0, 4, 7]]), want, exact=True)
+    compare(ids[[0, 4, 7]], want[1], exact=True)
+    compare(weights[[0, 4, 7]], want[0])  # vectorised exp may differ in the last bit by a row's place in the tensor
     if score != "sqrt_softplus":  # whose score of -inf is 0 as well, but whose NaN rows were worth a word
         assert (weights[1:3] == 0).all()
 
