@@ -124,7 +124,7 @@ def test_swiglu_oai_without_a_limit_is_the_plain_form(kernel: str) -> None:
 
 
 def activated(name: str, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the unrounded fp32 activation, by the formula that the fused reference uses: another's last bit may differ."""
+    """Return the unrounded fp32 activation by the fused reference's own formula: another may differ in the last bit."""
     return call(name.removesuffix("_quantize_fp8"), "reference", x.float(), **options)
 
 
