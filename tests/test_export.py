@@ -175,7 +175,7 @@ def test_bind_says_which_node_no_kernel_serves() -> None:
     registry = KernelRegistry.get()
     for name in ("reference/rmsnorm", "portable/rmsnorm/torch"):
         registry.unregister(name)
-    with pytest.raises(NoKernelFoundError, match="node rmsnorm: norm.rmsnorm on cpu"):
+    with pytest.raises(NoKernelFoundError, match=r"node rmsnorm: norm\.rmsnorm on cpu"):
         export.bind(export_norm())
 
 

@@ -41,7 +41,7 @@ class Route:
         self.op = op
         self._required = sum(p.type == "Tensor" for p in op.signature.params) + (form == "out")
         self.namespace: dict[str, Any] = {} if namespace is None else namespace
-        self._seen: dict[Any, Look] = {}
+        self._seen: dict[Any, tuple[Look, ...]] = {}
         self.forget()
         KernelRegistry.get().on_change(self.forget)
 
@@ -54,13 +54,14 @@ class Route:
         """Return the runner of an earlier call that looked the same, and make its look a hot one."""
         key = (options, *[t.shape for t in tensors])
         try:
-            look = self._seen.get(key)
+            looks = self._seen.get(key, ())
         except TypeError:  # an option that cannot be hashed is refused by name later
             return None
-        if look is None or not look[0](*tensors):
+        look = next((look for look in looks if look[0](*tensors)), None)
+        if look is None:
             return None
         with KernelRegistry.get().lock:
-            if self._seen.get(key) is look:  # not forgotten meanwhile
+            if look in self._seen.get(key, ()):  # not forgotten meanwhile
                 self._heat(look, len(tensors))
         return look[2]
 
@@ -81,7 +82,8 @@ class Route:
             if len(self._seen) >= _LIMIT:
                 self._seen.clear()
             look = (guard, options, run)
-            self._seen[(options, *[t.shape for t in tensors])] = look
+            key = (options, *[t.shape for t in tensors])
+            self._seen[key] = (look, *self._seen.get(key, ())[: _HOT - 1])  # same shapes, other strides
             self._heat(look, len(tensors))
 
     def serve(self, form: str, arguments: Sequence[Any], out: Tensor | None, override: str | None, options: Any) -> Any:
