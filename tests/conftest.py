@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,11 @@ from tskernel.dispatch.registry import KernelRegistry
 # The same examples on every machine and run: a failure in CI is one that anybody can repeat.
 settings.register_profile("tskernel", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("tskernel")
+
+if "TSKERNEL_TEST_PLATFORM" in os.environ:  # before the tests are collected: it changes which kernels there are
+    from interpreted import declare
+
+    declare(os.environ["TSKERNEL_TEST_PLATFORM"])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

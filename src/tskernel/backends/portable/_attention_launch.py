@@ -1,0 +1,275 @@
+"""The host side of the Triton attention programs: tile sizes, how far to cut the keys, launches, what tests compile."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tskernel.backends.portable import _attention_triton as device
+from tskernel.checks import FLOATS, FP8
+from tskernel.dispatch.platform import Arch, CapabilityRequirement, platform_of
+from tskernel.dispatch.signature import formats, same_formats
+
+CAPABILITY: Final = (
+    CapabilityRequirement(vendor="nvidia", at_least="sm80", packages=("triton",)),
+    CapabilityRequirement(vendor="amd", at_least="gfx90a", packages=("triton",)),
+)
+FP8_READ: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+SIGNATURES: Final = (
+    same_formats("q", "kv", dtypes=FLOATS) | formats(q=FLOATS, kv=FP8_READ) | same_formats("q", "kv", dtypes=FP8_READ)
+)
+MHA_TRAITS: Final = {"head_dim": range(1, 257), "head_dim_v": range(1, 257)}
+LOG2E: Final = 1.4426950408889634
+HIP: Final = torch.version.hip is not None
+
+
+class Config(NamedTuple):
+    """Tile sizes and launch options; ``splits`` 0 leaves the number of parts to the host's estimate."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    splits: int = 0
+
+
+def choose_config(
+    rows: int, width: int, value_width: int, dtype: torch.dtype, kv_dtype: torch.dtype, hip: bool
+) -> Config:
+    """Return tile sizes for ``rows`` packed query rows per KV head of a sequence."""
+    wide = max(width, value_width)
+    if dtype == torch.float32:
+        return Config(16 if rows <= 16 else 32, 32 if wide <= 128 else 16, 4, 2)
+    if hip:
+        return Config(*_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
+    if rows > 64 and wide <= 256:
+        return Config(128, 64 if wide > 64 else 128, 8 if wide > 64 else 4, 3 if wide <= 128 else 2)
+    block_m = _tile_rows(rows, 64)[0]
+    if wide > 256:
+        return Config(block_m, 32, 4 if block_m < 64 else 8, 2)
+    return Config(block_m, 64 if wide * kv_dtype.itemsize <= 256 else 32, 4, 3)
+
+
+def _tile_rows(rows: int, limit: int) -> tuple[int]:
+    return (max(16, min(limit, 1 << max(0, rows - 1).bit_length())),)
+
+
+@lru_cache(maxsize=4096)
+def choose_splits(programs: int, blocks: int, slots: int) -> int:
+    """Return into how many parts to cut the keys so that ``slots`` programs at a time finish soonest.
+
+    A part costs its blocks and a start; the parts of a row must be joined. More than 64 parts never pay.
+    """
+    if programs == 0 or programs >= 2 * slots:
+        return 1
+
+    def cost(splits: int) -> float:
+        rounds = -(-programs * splits // slots)
+        return rounds * (-(-blocks // splits) + 2) + (4 + splits / 16 if splits > 1 else 0)
+
+    return min(range(1, max(1, min(64, blocks // 2)) + 1), key=cost)
+
+
+@lru_cache(maxsize=64)
+def slots_of(device: torch.device) -> int:
+    """Return how many of these programs a device runs at a time: two per multiprocessor."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def _bucket(blocks: int) -> int:
+    """Round up to one of eight sizes per power of two: a growing length must not ask for a new estimate each step."""
+    step = 1 << max(0, blocks.bit_length() - 4)
+    return -(-blocks // step) * step
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return ``x``, copied where its last stride is not 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def unreadable(kv: Tensor) -> str | None:
+    """Return why this device cannot read the dtype of the keys, or None."""
+    if kv.dtype != torch.float8_e4m3fn or kv.device.type != "cuda":
+        return None
+    platform = platform_of(kv.device)
+    if platform.vendor == "nvidia" and platform.arch is not None and platform.arch < Arch((8, 9)):
+        return f"Triton reads {kv.dtype} from sm89 on, {platform} is older"
+    return None
+
+
+def _splits_of(c: Config, programs: int, max_k: int, most: int, window: int, device: torch.device) -> int:
+    reach = max_k if window < 0 else min(max_k, window + most + c.block_n)
+    return choose_splits(programs, _bucket(-(-max(1, reach) // c.block_n)), slots_of(device))
+
+
+def _step(scale: Tensor | None) -> int:
+    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)
+
+
+def pow2(n: int) -> int:
+    """Return the least power of two that is at least ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+@lru_cache(maxsize=256)
+def _widths(width: int) -> tuple[int, int]:
+    """Return the powers of two that cover a width with least waste: one, or one and a smaller one behind it."""
+    main = max(16, pow2(width + 1) // 2)
+    tail = max(16, pow2(width - main)) if width > main else 0
+    return (main, tail) if tail < main else (2 * main, 0)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+    cu_q: Tensor | None = None,
+    cu_k: Tensor | None = None,
+    table: Tensor | None = None,
+    lengths: Tensor | None = None,
+    window: int = -1,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    config: Config | None = None,
+) -> None:
+    """Attend ``q [T, Hq, D]`` to packed ``k, v [Tk, Hkv, ...]``, or to paged ones given a table and lengths.
+
+    Without ``cu_q`` every sequence has ``max_q`` query rows. ``max_k`` only guides how far the keys are cut.
+    """
+    if out.numel() == 0:
+        return
+    q, k, v = unit(q), unit(k), unit(v)
+    cu_q, cu_k, table, lengths, sinks = map(_dense, (cu_q, cu_k, table, lengths, sinks))
+    rows, heads, width = q.shape
+    value_width, kv_heads = v.shape[-1], k.shape[-2]
+    group, page = heads // kv_heads, 0 if table is None else k.shape[1]
+    batch = lengths.shape[0] if lengths is not None else cu_k.shape[0] - 1 if cu_k is not None else 0
+    most = max(1, min(max_q, rows))
+    c = config or choose_config(most * group, width, value_width, q.dtype, k.dtype, HIP)
+    tiles = -(-most * group // c.block_m)
+    splits = c.splits or _splits_of(c, batch * kv_heads * tiles, max_k, most, window, q.device)
+    part, part_lse = _parts(q, splits, value_width)
+    main, tail = _widths(width)
+    plain = cap == 0.0 and scale > 0.0 and q_scale is None and k_scale is None
+    paged = k.stride() if table is not None else (0, *k.stride())
+    paged_v = v.stride() if table is not None else (0, *v.stride())
+    ragged = cu_q is not None
+    flags = {
+        "RAGGED": ragged, "CAUSAL": causal or window >= 0, "WINDOW": window >= 0, "CAP": cap != 0.0, "FUSED": plain,
+        "SINKS": sinks is not None, "Q_SCALE": q_scale is not None, "K_SCALE": k_scale is not None,
+        "V_SCALE": v_scale is not None, "LSE": lse is not None, "FP8_Q": q.dtype in FP8,
+        "SHARED_V": k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width,
+        "PHASES": c.block_m > 32,
+    }  # fmt: skip
+    factor = scale * LOG2E * (2 / cap if cap else 1.0)
+    out_strides = (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))
+    device._attend[(kv_heads, tiles * splits, batch + ragged)](
+        q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
+        factor, cap * LOG2E, window, rows, heads, batch, max_q, k.shape[0], 0 if table is None else table.shape[1],
+        *q.stride()[:2], *paged[:3], *paged_v[:3], *out_strides, 0 if table is None else table.stride(0),
+        _step(q_scale), _step(k_scale), _step(v_scale), D=width, DV=value_width, D_MAIN=main, D_TAIL=tail,
+        D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLITS=splits, PAGE=page,
+        **flags, num_warps=c.warps, num_stages=c.stages,
+    )  # fmt: skip
+    if part is not None and part_lse is not None:
+        _join(part, part_lse, out, lse, sinks, out_strides)
+
+
+def _parts(q: Tensor, splits: int, width: int) -> tuple[Tensor | None, Tensor | None]:
+    if splits == 1:
+        return None, None
+    shape = (*q.shape[:2], splits)
+    return (
+        torch.empty((*shape, width), dtype=torch.float32, device=q.device),
+        torch.empty(shape, dtype=torch.float32, device=q.device),
+    )
+
+
+def _join(
+    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, strides: tuple[int, ...]
+) -> None:
+    """Join the parts ``[T, Hq, splits, Dv]`` into ``out``."""
+    rows, heads, splits, width = part.shape
+    device._join[(heads, rows)](
+        part, part_lse, out, lse, sinks, heads, *strides, DV=width, D_V=max(16, pow2(width)), SPLITS=splits,
+        BLOCK=min(16, pow2(splits)), SINKS=sinks is not None, LSE=lse is not None, num_warps=4,
+    )  # fmt: skip
+
+
+class Case(NamedTuple):
+    """What a test without a GPU compiles: a device function, its argument types, constants and launch options."""
+
+    name: str
+    function: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    config: Config
+
+
+def case(
+    hip: bool,
+    name: str,
+    *,
+    rows: int,
+    group: int,
+    width: int,
+    value_width: int | None = None,
+    page: int = 0,
+    kv: str = "bf16",
+    splits: int = 1,
+    **flags: bool,
+) -> Case:
+    """Return a bf16 case with ``rows`` query rows per KV head; ``flags`` are those of the device program."""
+    value_width = width if value_width is None else value_width
+    main, tail = _widths(width)
+    kv_dtype = torch.float8_e5m2 if "fp8" in kv else torch.bfloat16
+    c = choose_config(rows, width, value_width, torch.bfloat16, kv_dtype, hip)
+    given = {"RAGGED": page == 0, "CAUSAL": True, "FUSED": True, "LSE": True, "PHASES": c.block_m > 32, **flags}
+    sizes = {"D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": max(16, pow2(value_width))}
+    tiles = {"GROUP": group, "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLITS": splits, "PAGE": page}
+    kinds = {"q": "*bf16", "k": f"*{kv}", "v": f"*{kv}", "out": "*bf16", "lse": "*fp32", "sinks": "*fp32"}
+    kinds |= dict.fromkeys(("cu_q", "cu_k", "table", "lengths"), "*i32")
+    kinds |= dict.fromkeys(("part", "part_lse", "q_scale", "k_scale", "v_scale"), "*fp32")
+    kinds |= {"scale": "fp32", "cap": "fp32"}
+    function = device.DECLARED["attend"]
+    code = function.function.__code__
+    arguments = code.co_varnames[: code.co_argcount]
+    constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
+    signature = {n: "constexpr" if n.isupper() else kinds.get(n, "i32") for n in arguments}
+    return Case(name, function, signature, constants, c)
+
+
+def plain_case(name: str, program: str, constants: dict[str, Any], halves: set[str]) -> Case:
+    """Return a case of a function whose pointers are fp32 but for ``halves``, and end before its strides."""
+    function = device.DECLARED[program]
+    code = function.function.__code__
+    arguments = code.co_varnames[: code.co_argcount]
+    pointers = {"a", "b", "out", "lse", "lse_a", "lse_b", "part", "part_lse", "sinks"}
+    signature = {
+        n: "constexpr" if n.isupper() else "i32" if n not in pointers else "*bf16" if n in halves else "*fp32"
+        for n in arguments
+    }
+    return Case(name, function, signature, constants, Config(16, 16, 4, 2))
+
+
+def join_case() -> Case:
+    """Return the program that joins parts."""
+    flags = {"SINKS": True, "LSE": True}
+    return plain_case("join", "join", {"DV": 128, "D_V": 128, "SPLITS": 33, "BLOCK": 16, **flags}, {"out"})

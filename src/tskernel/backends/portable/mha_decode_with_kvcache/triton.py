@@ -1,0 +1,73 @@
+"""mha_decode_with_kvcache in Triton: flash-decoding, the queries of a KV head in one tile, keys cut into parts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tskernel.backends.portable import _attention_launch as flash
+from tskernel.dispatch.registry import Priority, register_kernel
+from tskernel.ops.attention._reference import scale_or_default
+
+
+def rejects(k_cache: Tensor) -> str | None:
+    """Return why this device cannot take the call, or None."""
+    return flash.unreadable(k_cache)
+
+
+@register_kernel(
+    "attention",
+    "mha_decode_with_kvcache",
+    capability=flash.CAPABILITY,
+    signatures=flash.SIGNATURES,
+    traits=flash.MHA_TRAITS,
+    priority=Priority.PERFORMANT,
+    rejects=rejects,
+)
+def mha_decode_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    cache_seqlens: Tensor,
+    max_seqlen_k: int,
+    max_seqlen_q: int = 1,
+    *,
+    window_left: int = -1,
+    logit_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    softmax_scale: float | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor,
+    lse: Tensor | None = None,
+) -> None:
+    """Launch the tiles and, where the keys were cut, the join."""
+    flash.attend(
+        q,
+        k_cache,
+        v_cache,
+        out,
+        lse,
+        max_q=max_seqlen_q,
+        max_k=max_seqlen_k,
+        scale=scale_or_default(softmax_scale, q.shape[-1]),
+        causal=True,
+        table=page_table,
+        lengths=cache_seqlens,
+        window=window_left,
+        cap=logit_cap,
+        sinks=sinks,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def compile_cases(hip: bool) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+    return [
+        flash.case(hip, "page 64, parts", page=64, group=8, width=128, rows=8, splits=8),
+        flash.case(hip, "fp8 KV, page 16, window", page=16, group=8, width=64, rows=8, kv="fp8e4nv", WINDOW=True),
+        flash.join_case(),
+    ]
