@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from tskernel.library import Op
 
@@ -39,19 +41,65 @@ def register_sharding_rules() -> None:
                 _done.add(key)
 
 
+def cut_dims(op: Op, strategy: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], ranks: int) -> dict[str, Any]:
+    """Return name -> dimension that a strategy cuts, for arguments and outputs of these shapes; empty where it cannot.
+
+    A dimension of size 1 is broadcast and stays whole (a scale, the one KV head). Scales and biases are cut with what
+    they belong to, or the strategy does not apply (one scale for a block of 128 rows). Unlike sizes (query and KV
+    heads) are cut only into equal parts, and never the last dimension of rows that an op of free rank works on.
+    """
+    cut: dict[str, Any] = {}
+    for name, dim in strategy.items():
+        size = _size(shapes.get(name, ()), dim)
+        if dim == "partial" or size > 1:
+            cut[name] = dim if dim == "partial" or dim >= 0 else dim + len(shapes[name])
+    sizes = {n: shapes[n][d] for n, d in cut.items() if d != "partial"}
+    required = {p.name for p in op.signature.params if p.type == "Tensor" and not p.name.endswith("scale")}
+    owners = {size for n, size in sizes.items() if n in required}
+    leader = next(n for n in strategy if n in shapes)
+    if leader not in cut or (leader in op.vmap and cut[leader] == len(shapes[leader]) - 1):
+        return {}
+    if not owners.issuperset(sizes.values()) or (len(owners) > 1 and any(size % ranks for size in owners)):
+        return {}
+    return cut
+
+
+def _size(shape: Sequence[int], dim: Any) -> int:
+    """Return the size of a dimension, 1 where there is none."""
+    return shape[dim] if dim != "partial" and -len(shape) <= dim < len(shape) else 1
+
+
+def output_shapes(op: Op, form: str, result: Any) -> dict[str, tuple[int, ...]]:
+    """Return output name -> shape of a result; strategies call the outputs return, return1, return2 and lse."""
+    parts = result if isinstance(result, tuple) else () if result is None else (result,)
+    names = ("return", "lse") if form == "lse" else tuple(_output(i) for i in range(len(parts)))
+    return {n: tuple(t.shape) for n, t in zip(names, parts, strict=True)}
+
+
 def _rule(op: Op, form: str) -> Any:
     def rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
-        specs = {**dict(zip(op.arguments, args, strict=False)), **kwargs}
-        strategies: list[Mapping[str, Any]] = [{}, *(s for s in op.shard.values() if _fits_rank(op, s, specs))]
+        named = {**dict(zip(op.arguments, args, strict=False)), **kwargs}
+        specs = {n: v for n, v in named.items() if type(v).__name__ == "DTensorSpec"}
+        shapes = {n: tuple(v.shape) for n, v in specs.items() if n != "out"}
+        ranks = next(iter(specs.values())).mesh.size()
+        shapes |= output_shapes(op, form, _result_on_meta(op, form, named))
+        strategies = [{}, *(c for s in op.shard.values() if (c := cut_dims(op, s, shapes, ranks)))]
         return [_placements(op, form, s, args, kwargs) for s in strategies]
 
     return rule
 
 
-def _fits_rank(op: Op, strategy: Mapping[str, Any], specs: Mapping[str, Any]) -> bool:
-    """Whether no tensor of free rank would be cut along its last dimension, which is the one that the op works on."""
-    dims = ((specs.get(name), dim) for name, dim in strategy.items() if name in op.vmap)
-    return all(spec is None or dim < spec.ndim - 1 for spec, dim in dims)
+def _result_on_meta(op: Op, form: str, named: Mapping[str, Any]) -> Any:
+    """Return what a call would give, without data."""
+
+    def like(value: Any) -> Any:
+        if type(value).__name__ != "DTensorSpec":
+            return value
+        meta = value.tensor_meta
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+
+    arguments = op.fill({n: like(v) for n, v in named.items() if n in op.arguments})
+    return op.allocate(arguments, return_lse=form == "lse")
 
 
 def _placements(
@@ -71,12 +119,9 @@ def _placements(
     inputs += [given(v, "return" if n == "out" else n) for n, v in kwargs.items()]
     if form == "out" or not op.signature.num_returns:
         return [], inputs
-    outputs = (
-        [place("return"), place("lse")]
-        if form == "lse"
-        else [place(_output(i)) for i in range(op.signature.num_returns)]
-    )
-    return outputs, inputs
+    if form == "lse":
+        return [place("return"), place("lse")], inputs
+    return [place(_output(i)) for i in range(op.signature.num_returns)], inputs
 
 
 def _output(index: int) -> str:

@@ -32,7 +32,19 @@ from tskernel.ops.attention._samples import extend_samples
         "gqa_ratio": 8,
         "page_size": 64,
     },
-    shard={"heads": {"q": 1, "k_cache": 2, "v_cache": 2, "sinks": 0, "return": 1, "lse": 1}},
+    shard={
+        "heads": {
+            "q": 1,
+            "k_cache": 2,
+            "v_cache": 2,
+            "sinks": 0,
+            "q_scale": 0,
+            "k_scale": 0,
+            "v_scale": 0,
+            "return": 1,
+            "lse": 1,
+        },
+    },
     autocast=("q",),
 )
 def mha_extend_with_kvcache(

@@ -32,7 +32,19 @@ from tskernel.ops.attention._samples import prefill_samples
         "gqa_ratio": 8,
         "same_lengths": True,
     },
-    shard={"heads": {"q": 1, "k": 1, "v": 1, "sinks": 0, "return": 1, "lse": 1}},
+    shard={
+        "heads": {
+            "q": 1,
+            "k": 1,
+            "v": 1,
+            "sinks": 0,
+            "q_scale": 0,
+            "k_scale": 0,
+            "v_scale": 0,
+            "return": 1,
+            "lse": 1,
+        },
+    },
     autocast=("q", "k", "v"),
 )
 def mha_prefill(

@@ -24,7 +24,7 @@ from tskernel.ops.kvcache._store import check_kv, check_scale, check_slots, scat
     mutates=("q", "k", "k_cache", "v_cache"),
     roles=("q", "cos_sin_cache", "k_cache"),
     traits={"rotary_dim": 128, "head_dim": 128, "is_neox": True, "page_size": 64, "scaled_kv": False},
-    shard={"heads": {"q": 1, "k": 1, "v": 1, "k_cache": 2, "v_cache": 2}},
+    shard={"heads": {"q": 1, "k": 1, "v": 1, "k_cache": 2, "v_cache": 2, "k_scale": 0, "v_scale": 0}},
 )
 def apply_rope_store_kvcache_(
     positions: Tensor,

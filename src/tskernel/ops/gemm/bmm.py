@@ -19,7 +19,7 @@ from tskernel.ops.quantization._math import rounded
     out=True,
     roles=("a", "b"),
     traits={"quant": "none", "bias": False, "alpha": False, "k": 512, "n": 128, "contiguous": True},
-    shard={"batch": {"a": 0, "b": 0, "return": 0}},
+    shard={"batch": {"a": 0, "b": 0, "a_scale": 0, "b_scale": 0, "bias": -2, "alpha": 0, "return": 0}},
     autocast=("a", "b"),
 )
 def bmm(

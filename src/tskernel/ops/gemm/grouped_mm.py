@@ -19,7 +19,7 @@ from tskernel.ops.quantization._math import rounded
     out=True,
     roles=("a", "b"),
     traits={"quant": "none", "bias": False, "alpha": False, "k": 4096, "n": 4096, "experts": 128, "contiguous": True},
-    shard={"columns": {"b": 1, "return": 1}},
+    shard={"columns": {"b": 1, "b_scale": 1, "bias": -1, "return": 1}},
     autocast=("a", "b"),
 )
 def grouped_mm(

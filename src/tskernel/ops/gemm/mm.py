@@ -19,7 +19,10 @@ from tskernel.ops.quantization._math import rounded
     out=True,
     roles=("a", "b"),
     traits={"quant": "none", "bias": False, "alpha": False, "k": 4096, "n": 4096, "contiguous": True},
-    shard={"rows": {"a": 0, "return": 0}, "columns": {"b": 0, "bias": 0, "return": 1}},
+    shard={
+        "rows": {"a": 0, "a_scale": 0, "return": 0},
+        "columns": {"b": 0, "b_scale": 0, "bias": 0, "return": 1},
+    },
     autocast=("a", "b"),
 )
 def mm(

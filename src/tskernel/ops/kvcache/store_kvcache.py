@@ -16,7 +16,7 @@ from tskernel.ops.kvcache._store import check_kv, check_scale, check_slots, scat
     mutates=("k_cache", "v_cache"),
     roles=("k", "k_cache"),
     traits={"page_size": 64, "head_dim": 128, "scaled_kv": False},
-    shard={"heads": {"k": 1, "v": 1, "k_cache": 2, "v_cache": 2}},
+    shard={"heads": {"k": 1, "v": 1, "k_cache": 2, "v_cache": 2, "k_scale": 0, "v_scale": 0}},
 )
 def store_kvcache(
     k: Tensor,

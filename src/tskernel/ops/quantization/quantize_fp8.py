@@ -15,7 +15,7 @@ from tskernel.ops.quantization._math import FP32_TINY, saturate_to_fp8
 @op(
     roles=("x",),
     traits={"granularity": "tensor", "dtype": "float8_e4m3fn", "width": 4096, "contiguous": True},
-    shard={"tokens": {"x": 0, "return": 0}},
+    shard={"tokens": {"x": 0, "scale": 0, "return": 0, "return1": 0}},
 )
 def quantize_fp8(x: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Return ``x / scale`` in fp8 and a copy of ``scale``; ``value = data * scale``.
