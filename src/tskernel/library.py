@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pkgutil
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -350,12 +351,11 @@ def _reference_kernel(declared: Op) -> KernelSpec:
 
 def load_ops() -> None:
     """Import every op file below ``tskernel.ops``."""
-    package = importlib.import_module("tskernel.ops")
-    for family in pkgutil.iter_modules(package.__path__, "tskernel.ops."):
-        module = importlib.import_module(family.name)
-        for found in pkgutil.iter_modules(module.__path__, f"{family.name}."):
-            if not found.name.rpartition(".")[2].startswith("_"):
-                importlib.import_module(found.name)
+    root = Path(__file__).parent / "ops"
+    for family in sorted(f.name for f in os.scandir(root) if f.is_dir() and f.name[0] != "_"):
+        for file in sorted(os.listdir(root / family)):
+            if file.endswith(".py") and file[0] != "_":
+                importlib.import_module(f"tskernel.ops.{family}.{file[:-3]}")
 
 
 def validate(declared: Op, arguments: Sequence[Any], form: str = "", out: Tensor | None = None) -> None:

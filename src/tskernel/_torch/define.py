@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 # Kept for the life of the process: a Library that is collected takes its operators with it.
 LIBRARY = Library("tokenspeed", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-_AUTOCAST_DEVICES = ("CPU", "CUDA", "PrivateUse1", "XPU")
 _CASTABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    """Return the devices that can be under autocast here; a registration costs, and most builds have two."""
+    other = torch._C._get_privateuse1_backend_name() != "privateuseone"  # an out-of-tree device names itself first
+    return ("CPU", "CUDA", *(["PrivateUse1"] if other else []), *(["XPU"] if torch.xpu._is_compiled() else []))
 
 
 def define(op: Op) -> None:
@@ -29,7 +34,7 @@ def define(op: Op) -> None:
         LIBRARY.define(op.schemas[form], tags=_TAGS)
         LIBRARY.impl(name, _lazy(op, form), "CompositeExplicitAutograd")
         _register_fake(name, _fake(op, form), op.module)
-        for device in _AUTOCAST_DEVICES if op.autocast else ():
+        for device in _autocast_devices() if op.autocast else ():
             LIBRARY.impl(name, _autocast(op, form, device), f"Autocast{device}")
     if op.vmap:
         torch.library.register_vmap(f"tokenspeed::{op.name}", _vmap(op), lib=LIBRARY)

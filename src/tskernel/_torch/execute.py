@@ -14,13 +14,13 @@ from tskernel._torch.runners import Runner, make_runner, on_device
 from tskernel._torch.validate import refuse_gradient
 from tskernel.dispatch import autotune
 from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError
-from tskernel.dispatch.explanation import Explanation
 from tskernel.dispatch.platform import platform_of
 from tskernel.dispatch.policy import mark_unavailable
 from tskernel.dispatch.ranking import Request, find_choice, not_found, ranking, reject_reason
 from tskernel.dispatch.selection import explain_request
 
 if TYPE_CHECKING:
+    from tskernel.dispatch.explanation import Explanation
     from tskernel.library import Op
 
 INLINE = "inline:"  # an override that stands for "whatever is selected": the token of a graph traced in inline mode

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 REQUIRED: Final = object()
 
@@ -36,8 +35,7 @@ _RETURNS: Final[dict[str, tuple[str, int]]] = {
 _LSE_RETURNS: Final = "Tensor | tuple[Tensor, Tensor]"
 
 
-@dataclass(frozen=True)
-class Param:
+class Param(NamedTuple):
     """One argument of an op."""
 
     name: str
@@ -68,13 +66,11 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-@dataclass(frozen=True)
 class Signature:
     """The arguments and results of an op, without the arguments that the library adds."""
 
-    params: tuple[Param, ...]
-    returns: str
-    num_returns: int
+    def __init__(self, params: tuple[Param, ...], returns: str, num_returns: int) -> None:
+        self.params, self.returns, self.num_returns = params, returns, num_returns
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

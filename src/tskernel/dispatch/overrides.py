@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
 from tskernel.dispatch.registry import KernelRegistry
@@ -14,18 +13,15 @@ from tskernel.dispatch.registry import KernelRegistry
 _PREFIX: Final = "TOKENSPEED_KERNEL_OVERRIDE_"
 
 
-@dataclass(eq=False)
 class _Scope:
     """One open ``kernel_override()``.
 
     A task that copied the context keeps the object, so closing it is seen there too.
     """
 
-    family: str
-    mode: str
-    choice: str
-    outer: _Scope | None
-    open: bool = True
+    def __init__(self, family: str, mode: str, choice: str, outer: _Scope | None) -> None:
+        self.family, self.mode, self.choice, self.outer = family, mode, choice, outer
+        self.open = True
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("tskernel_override", default=None)

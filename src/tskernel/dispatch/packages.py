@@ -6,11 +6,10 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class PackageProbe:
+class PackageProbe(NamedTuple):
     """The answer: ``reason`` says why the package is not usable."""
 
     available: bool

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, order=True)
-class Arch:
+class Arch(NamedTuple):
     """An architecture number, comparable within one vendor.
 
     (9, 0) is sm90, (9, 5, 0) is gfx950, (910, 2) is ascend910b.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from tskernel.dispatch.platform import PlatformInfo
@@ -27,11 +26,11 @@ class SelectionOracle(Protocol):
         ...
 
 
-@dataclass
 class _State:
-    policy: SelectionPolicy = SelectionPolicy.HEURISTIC
-    oracles: dict[str, SelectionOracle] = field(default_factory=dict)
-    unavailable: dict[tuple[str, PlatformInfo], str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.policy = SelectionPolicy.HEURISTIC
+        self.oracles: dict[str, SelectionOracle] = {}
+        self.unavailable: dict[tuple[str, PlatformInfo], str] = {}
 
 
 _state = _State()

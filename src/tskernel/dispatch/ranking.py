@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tskernel.dispatch.errors import NoKernelFoundError, OverrideError
 from tskernel.dispatch.overrides import active_override
@@ -20,8 +18,7 @@ log = logging.getLogger("tskernel.select")
 _VERBOSE: Final = "TOKENSPEED_KERNEL_VERBOSE"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What is asked for: an op on a platform, for data of some formats, with every trait stated.
 
     ``formats`` None means not given.
@@ -42,8 +39,7 @@ class Request:
         return (self.operator.name, self.platform, self.formats, traits, self.features, self.solution, choice)
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The kernels that fit, best first, and why each other one does not."""
 
     fits: tuple[KernelSpec, ...]
@@ -151,6 +147,8 @@ def check_choice(operator: Operator, choice: str, source: str) -> None:
     if any(_is_chosen(s, choice) for s in specs):
         return
     valid = sorted({s.name for s in specs} | {s.solution for s in specs})
+    from difflib import get_close_matches  # here: only an error needs it
+
     near = get_close_matches(choice, valid, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OverrideError(

@@ -7,7 +7,6 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -207,6 +206,8 @@ class KernelRegistry:
             load_builtin_kernels()
             found = self._kernels.get(name)
         if found is None:
+            from difflib import get_close_matches  # here: only an error needs it
+
             near = get_close_matches(name, self._kernels, n=3)
             raise KeyError(f"no kernel {name!r}" + (f"; near: {', '.join(near)}" if near else ""))
         return found

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tskernel.dispatch.errors import KernelRefusedError, KernelUnavailableError, NoKernelFoundError, OverrideError
-from tskernel.dispatch.explanation import Candidate, Explanation
 from tskernel.dispatch.overrides import kernel_override
 from tskernel.dispatch.platform import PlatformInfo, current_platform
 from tskernel.dispatch.policy import SelectionOracle, SelectionPolicy, forget_unavailable, register_oracle, set_policy
@@ -17,9 +15,10 @@ from tskernel.dispatch.ranking import Request, find_choice, not_found, ranking, 
 from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 from tskernel.dispatch.signature import FormatSignature
 
+if TYPE_CHECKING:
+    from tskernel.dispatch.explanation import Candidate, Explanation
+
 __all__ = [
-    "Candidate",
-    "Explanation",
     "KernelRefusedError",
     "KernelUnavailableError",
     "NoKernelFoundError",
@@ -39,8 +38,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class SelectedKernel:
+class SelectedKernel(NamedTuple):
     """A kernel bound for a platform. Calling it calls the kernel's function: no checks, the kernel's own arguments."""
 
     spec: KernelSpec
@@ -147,6 +145,8 @@ def explain_selection(
 
 def explain_request(request: Request, arguments: Mapping[str, Any] | None = None) -> Explanation:
     """Explain a request; with the call's arguments, what ``rejects`` says is told too."""
+    from tskernel.dispatch.explanation import Candidate, Explanation
+
     found = ranking(request)
     candidates: list[Candidate] = []
     winner: str | None = None

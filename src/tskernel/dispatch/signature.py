@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class ScaleFormat:
+class ScaleFormat(NamedTuple):
     """How a quantized tensor is scaled.
 
     ``dtype`` is the storage of the scales (uint8 holds ue8m0 bytes); ``granularity`` is "tensor", "channel", "token" or
@@ -26,8 +25,7 @@ class ScaleFormat:
         return f"{self.granularity}{'[' + block + ']' if block else ''}:{_short(self.dtype)}"
 
 
-@dataclass(frozen=True)
-class TensorFormat:
+class TensorFormat(NamedTuple):
     """The storage dtype of one role, the number format where the dtype does not say it (mxfp4), and the scales."""
 
     dtype: torch.dtype
@@ -39,11 +37,10 @@ class TensorFormat:
         return text if self.scale is None else f"{text}*{self.scale}"
 
 
-@dataclass(frozen=True)
-class FormatSignature:
+class FormatSignature(NamedTuple):
     """Role -> format, order-free. Two signatures match only when they are equal."""
 
-    roles: frozenset[tuple[str, TensorFormat]] = field(default_factory=frozenset)
+    roles: frozenset[tuple[str, TensorFormat]] = frozenset()
 
     @classmethod
     def of(
