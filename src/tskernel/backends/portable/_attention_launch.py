@@ -46,7 +46,7 @@ def choose_config(
     if hip:
         return Config(*_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
     if rows > 64 and wide <= 256:
-        return Config(128, 64 if wide > 64 else 128, 8 if wide > 64 else 4, 3 if wide <= 128 else 2)
+        return Config(128, 64 if wide <= 128 else 32, 8, 3)
     block_m = _tile_rows(rows, 64)[0]
     if wide > 256:
         return Config(block_m, 32, 4 if block_m < 64 else 8, 2)
@@ -58,25 +58,26 @@ def _tile_rows(rows: int, limit: int) -> tuple[int]:
 
 
 @lru_cache(maxsize=4096)
-def choose_splits(programs: int, blocks: int, slots: int) -> int:
+def choose_splits(programs: int, blocks: int, slots: int, extra: int) -> int:
     """Return into how many parts to cut the keys so that ``slots`` programs at a time finish soonest.
 
-    A part costs its blocks and a start; the parts of a row must be joined. More than 64 parts never pay.
+    The unit is the time of one block of keys: a program costs its blocks and a start, a part also ``extra`` for writing
+    and reading its result, and the join a launch. More than 64 parts never pay.
     """
     if programs == 0 or programs >= 2 * slots:
         return 1
 
     def cost(splits: int) -> float:
         rounds = -(-programs * splits // slots)
-        return rounds * (-(-blocks // splits) + 2) + (4 + splits / 16 if splits > 1 else 0)
+        return rounds * (-(-blocks // splits) + 2 + (extra if splits > 1 else 0)) + (4 if splits > 1 else 0)
 
     return min(range(1, max(1, min(64, blocks // 2)) + 1), key=cost)
 
 
 @lru_cache(maxsize=64)
-def slots_of(device: torch.device) -> int:
-    """Return how many of these programs a device runs at a time: two per multiprocessor."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def _bucket(blocks: int) -> int:
@@ -106,7 +107,8 @@ def unreadable(kv: Tensor) -> str | None:
 
 def _splits_of(c: Config, programs: int, max_k: int, most: int, window: int, device: torch.device) -> int:
     reach = max_k if window < 0 else min(max_k, window + most + c.block_n)
-    return choose_splits(programs, _bucket(-(-max(1, reach) // c.block_n)), slots_of(device))
+    slots = multiprocessors(device) * (2 if c.block_m <= 32 else 1)
+    return choose_splits(programs, _bucket(-(-max(1, reach) // c.block_n)), slots, c.block_m // 32)
 
 
 def _step(scale: Tensor | None) -> int:
@@ -176,16 +178,16 @@ def attend(
         "SINKS": sinks is not None, "Q_SCALE": q_scale is not None, "K_SCALE": k_scale is not None,
         "V_SCALE": v_scale is not None, "LSE": lse is not None, "FP8_Q": q.dtype in FP8,
         "SHARED_V": k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width,
-        "PHASES": c.block_m > 32,
+        "PHASES": c.block_m > 32 and value_width <= 256,
     }  # fmt: skip
     factor = scale * LOG2E * (2 / cap if cap else 1.0)
     out_strides = (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))
     device._attend[(kv_heads, tiles * splits, batch + ragged)](
         q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
         factor, cap * LOG2E, window, rows, heads, batch, max_q, k.shape[0], 0 if table is None else table.shape[1],
-        *q.stride()[:2], *paged[:3], *paged_v[:3], *out_strides, 0 if table is None else table.stride(0),
+        splits, *q.stride()[:2], *paged[:3], *paged_v[:3], *out_strides, 0 if table is None else table.stride(0),
         _step(q_scale), _step(k_scale), _step(v_scale), D=width, DV=value_width, D_MAIN=main, D_TAIL=tail,
-        D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLITS=splits, PAGE=page,
+        D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, PAGE=page,
         **flags, num_warps=c.warps, num_stages=c.stages,
     )  # fmt: skip
     if part is not None and part_lse is not None:
@@ -208,8 +210,8 @@ def _join(
     """Join the parts ``[T, Hq, splits, Dv]`` into ``out``."""
     rows, heads, splits, width = part.shape
     device._join[(heads, rows)](
-        part, part_lse, out, lse, sinks, heads, *strides, DV=width, D_V=max(16, pow2(width)), SPLITS=splits,
-        BLOCK=min(16, pow2(splits)), SINKS=sinks is not None, LSE=lse is not None, num_warps=4,
+        part, part_lse, out, lse, sinks, heads, splits, *strides, DV=width, D_V=max(16, pow2(width)), BLOCK=16,
+        SINKS=sinks is not None, LSE=lse is not None, num_warps=4,
     )  # fmt: skip
 
 
@@ -241,9 +243,16 @@ def case(
     main, tail = _widths(width)
     kv_dtype = torch.float8_e5m2 if "fp8" in kv else torch.bfloat16
     c = choose_config(rows, width, value_width, torch.bfloat16, kv_dtype, hip)
-    given = {"RAGGED": page == 0, "CAUSAL": True, "FUSED": True, "LSE": True, "PHASES": c.block_m > 32, **flags}
+    given = {
+        "RAGGED": page == 0,
+        "CAUSAL": True,
+        "FUSED": True,
+        "LSE": True,
+        "PHASES": c.block_m > 32 and value_width <= 256,
+        **flags,
+    }
     sizes = {"D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": max(16, pow2(value_width))}
-    tiles = {"GROUP": group, "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLITS": splits, "PAGE": page}
+    tiles = {"GROUP": group, "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLIT": splits > 1, "PAGE": page}
     kinds = {"q": "*bf16", "k": f"*{kv}", "v": f"*{kv}", "out": "*bf16", "lse": "*fp32", "sinks": "*fp32"}
     kinds |= dict.fromkeys(("cu_q", "cu_k", "table", "lengths"), "*i32")
     kinds |= dict.fromkeys(("part", "part_lse", "q_scale", "k_scale", "v_scale"), "*fp32")
@@ -272,4 +281,4 @@ def plain_case(name: str, program: str, constants: dict[str, Any], halves: set[s
 def join_case() -> Case:
     """Return the program that joins parts."""
     flags = {"SINKS": True, "LSE": True}
-    return plain_case("join", "join", {"DV": 128, "D_V": 128, "SPLITS": 33, "BLOCK": 16, **flags}, {"out"})
+    return plain_case("join", "join", {"DV": 128, "D_V": 128, "BLOCK": 16, **flags}, {"out"})

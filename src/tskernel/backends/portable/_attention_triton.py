@@ -123,21 +123,22 @@ def _finish(acc, top, total, sink_ptr, sink_mask, SINKS: tl.constexpr):
 
 @jit
 def _clear(
-    out, lse, part_lse, first, rows, heads, out_row, out_head, lse_row, lse_head, split,
-    DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, SPLITS: tl.constexpr,
+    out, lse, part_lse, first, rows, heads, out_row, out_head, lse_row, lse_head,
+    tile, tiles, split, splits,
+    DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
 ):
     """Give the rows behind the last sequence, all heads, the result of a row that sees no key."""
     column = tl.arange(0, D_V)
-    mine = tl.program_id(0) + (tl.program_id(1) // SPLITS) * tl.num_programs(0)
+    mine = tl.program_id(0) + tile * tl.num_programs(0)
     start = first.to(tl.int64) * heads + mine * BLOCK
-    step = tl.num_programs(0) * (tl.num_programs(1) // SPLITS) * BLOCK
+    step = tl.num_programs(0) * tiles * BLOCK
     for n in range(start, rows.to(tl.int64) * heads, step):
         at = n + tl.arange(0, BLOCK)
         inside = at < rows * heads
         token, head = at // heads, at % heads
         nothing = tl.full([BLOCK], float("-inf"), tl.float32)
-        if SPLITS > 1:
-            tl.store(part_lse + at * SPLITS + split, nothing, mask=inside)
+        if SPLIT:
+            tl.store(part_lse + at * splits + split, nothing, mask=inside)
         else:
             to = out + (token * out_row + head * out_head)[:, None] + column[None, :]
             zero = tl.zeros([BLOCK, D_V], tl.float32).to(out.dtype.element_ty)
@@ -164,8 +165,8 @@ def _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED: tl.constexpr, PAG
 
 
 @jit
-def _range(i0, i1, q_len, k_len, window, split, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-           SPLITS: tl.constexpr):
+def _range(i0, i1, q_len, k_len, window, split, splits, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+           WINDOW: tl.constexpr, SPLIT: tl.constexpr):
     """Return which keys tokens i0 to i1 see at all, this split's share of them, and the stretch that all see."""
     shift = k_len - q_len
     left, right, all_from, all_to = 0, k_len, 0, k_len
@@ -177,8 +178,10 @@ def _range(i0, i1, q_len, k_len, window, split, BLOCK_N: tl.constexpr, CAUSAL: t
         all_from = tl.maximum(0, i1 + shift - window)
     start = left // BLOCK_N * BLOCK_N
     blocks = tl.cdiv(tl.maximum(0, right - start), BLOCK_N)
-    lo = start + split * blocks // SPLITS * BLOCK_N
-    hi = tl.minimum(right, start + (split + 1) * blocks // SPLITS * BLOCK_N)
+    lo, hi = start, right
+    if SPLIT:
+        lo = start + split * blocks // splits * BLOCK_N
+        hi = tl.minimum(right, start + (split + 1) * blocks // splits * BLOCK_N)
     mid_lo = tl.minimum(hi, tl.maximum(lo, tl.cdiv(all_from, BLOCK_N) * BLOCK_N))
     mid_hi = tl.maximum(mid_lo, tl.minimum(hi, all_to) // BLOCK_N * BLOCK_N)
     return left, right, lo, mid_lo, mid_hi, hi
@@ -198,24 +201,26 @@ def _factor(scale, q_scale, k_scale, head, heads_mask, kv_head, q_scale_step, k_
 @jit
 def _attend(
     q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-    scale, cap, window, rows, heads, batch, q_len, pages, columns, q_row, q_head, k_page, k_row, k_head,
+    scale, cap, window, rows, heads, batch, q_len, pages, columns, splits, q_row, q_head, k_page, k_row, k_head,
     v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row, q_scale_step, k_scale_step, v_scale_step,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys."""
-    kv_head, seq, split = tl.program_id(0), tl.program_id(2), tl.program_id(1) % SPLITS
+    kv_head, seq, tile, tiles, split = tl.program_id(0), tl.program_id(2), tl.program_id(1), tl.num_programs(1), 0
+    if SPLIT:
+        tile, tiles, split = tile // splits, tiles // splits, tile % splits
     if RAGGED:  # noqa: SIM102
         if seq == batch:
-            _clear(out, lse, part_lse, tl.load(cu_q + batch), rows, heads, out_row, out_head, lse_row, lse_head, split,
-                   DV, D_V, 16, LSE, SPLITS)
+            _clear(out, lse, part_lse, tl.load(cu_q + batch), rows, heads, out_row, out_head, lse_row, lse_head,
+                   tile, tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
     q_start, q_len, k_start, k_len = _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED, PAGE)
     # The last tiles see the most keys: first come, first served.
-    first = (tl.num_programs(1) // SPLITS - 1 - tl.program_id(1) // SPLITS) * BLOCK_M
+    first = (tiles - 1 - tile) * BLOCK_M
     if first >= q_len * GROUP:
         return
     row = first + tl.arange(0, BLOCK_M)
@@ -226,7 +231,7 @@ def _attend(
     tail = _load_tile(q, at, real, D, D_MAIN, D_TAIL, True).to(queries.dtype) if D_TAIL > 0 else queries
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
     left, right, lo, mid_lo, mid_hi, hi = _range(
-        first // GROUP, i1 // GROUP, q_len, k_len, window, split, BLOCK_N, CAUSAL, WINDOW, SPLITS)
+        first // GROUP, i1 // GROUP, q_len, k_len, window, split, splits, BLOCK_N, CAUSAL, WINDOW, SPLIT)
     factor = _factor(scale, q_scale, k_scale, head, real, kv_head, q_scale_step, k_scale_step, Q_SCALE, K_SCALE)
     own = token + (k_len - q_len)
     k = k + k_start.to(tl.int64) * k_row + kv_head.to(tl.int64) * k_head
@@ -250,22 +255,22 @@ def _attend(
         acc, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, cap, window, pages,
         k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, WHOLE, CAUSAL, WINDOW, CAP,
         FUSED, SHARED_V, True)
-    acc, row_lse = _finish(acc, top, total, sinks + head if SINKS else sinks, real, SINKS and SPLITS == 1)
+    acc, row_lse = _finish(acc, top, total, sinks + head if SINKS else sinks, real, SINKS and not SPLIT)
     if V_SCALE:
         acc = acc * tl.load(v_scale + kv_head * v_scale_step)
-    _store(acc, row_lse, out, lse, part, part_lse, q_start + token, head, real, heads, split, out_row, out_head,
-           lse_row, lse_head, DV, D_V, LSE, SPLITS)
+    _store(acc, row_lse, out, lse, part, part_lse, q_start + token, head, real, heads, split, splits, out_row, out_head,
+           lse_row, lse_head, DV, D_V, LSE, SPLIT)
 
 
 @jit
 def _store(
-    acc, row_lse, out, lse, part, part_lse, token, head, real, heads, split, out_row, out_head, lse_row, lse_head,
-    DV: tl.constexpr, D_V: tl.constexpr, LSE: tl.constexpr, SPLITS: tl.constexpr,
+    acc, row_lse, out, lse, part, part_lse, token, head, real, heads, split, splits, out_row, out_head, lse_row,
+    lse_head, DV: tl.constexpr, D_V: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
 ):
     """Write a tile's result, or its part of one; a part without keys is known by its LSE alone."""
     column = tl.arange(0, D_V)
-    if SPLITS > 1:
-        at = (token * heads + head) * SPLITS + split
+    if SPLIT:
+        at = (token * heads + head) * splits + split
         some = real & (row_lse > float("-inf"))
         tl.store(part + at[:, None] * DV + column[None, :], acc, mask=some[:, None] & (column[None, :] < DV))
         tl.store(part_lse + at, row_lse, mask=real)
@@ -278,24 +283,23 @@ def _store(
 
 @jit
 def _join(
-    part, part_lse, out, lse, sinks, heads, out_row, out_head, lse_row, lse_head,
-    DV: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr,
+    part, part_lse, out, lse, sinks, heads, splits, out_row, out_head, lse_row, lse_head,
+    DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
 ):
     """Join the parts of one row: weights relative to the largest LSE, the sink once."""
     token, head, column = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, D_V)
-    first = (token * heads + head) * SPLITS
+    first = (token * heads + head) * splits
     high = tl.full([BLOCK], float("-inf"), tl.float32)
-    for n in range(0, SPLITS, BLOCK):
+    for n in range(0, splits, BLOCK):
         split = n + tl.arange(0, BLOCK)
-        high = tl.maximum(high, tl.load(part_lse + first + split, mask=split < SPLITS, other=float("-inf")))
+        high = tl.maximum(high, tl.load(part_lse + first + split, mask=split < splits, other=float("-inf")))
     top = tl.max(high, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, D_V], tl.float32)
-    for n in range(0, SPLITS, BLOCK):
+    for n in range(0, splits, BLOCK):
         split = n + tl.arange(0, BLOCK)
-        share = tl.load(part_lse + first + split, mask=split < SPLITS, other=float("-inf"))
+        share = tl.load(part_lse + first + split, mask=split < splits, other=float("-inf"))
         weight = tl.exp(share - base)
         some = (share > float("-inf"))[:, None] & (column[None, :] < DV)
         acc += weight[:, None] * tl.load(part + (first + split)[:, None] * DV + column[None, :], mask=some, other=0.0)

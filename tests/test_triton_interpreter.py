@@ -1,0 +1,112 @@
+"""Every Triton kernel on its op's samples, without a GPU: in a process of its own, by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tskernel.dispatch.registry import builtin_kernel_modules
+
+pytest.importorskip("triton")
+OPS = sorted({op for module, op in builtin_kernel_modules() if module.rsplit(".", 1)[1] == "triton"})
+HERE = Path(__file__).parent
+CONFORMANCE = """
+import sys
+
+import interpreted
+interpreted.declare("sm90")
+
+import torch
+from helpers import declines, short
+from test_conformance import actual, expected
+from tskernel.library import ops
+from tskernel.testing import compare, kernel_names, samples_of
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what is allocated
+op, ran = ops[sys.argv[1]], 0
+for kernel in kernel_names(op.name):
+    for form in op.forms if kernel.endswith("/triton") else ():
+        # The form with the LSE does all that the others do; they need one dtype each.
+        for dtype, sample in samples_of(op, dtypes=op.dtypes if form == op.forms[-1] else op.dtypes[-1:]):
+            if declines(kernel, op, sample, form) is None:
+                try:
+                    compare(actual(op, kernel, sample, form), expected(op, sample, form))
+                except Exception as error:
+                    raise SystemExit(f"{kernel}, form {form!r}, {short(dtype)}, sample {sample.name}: {error}")
+                ran += 1
+print(ran)
+"""
+
+
+def interpret(*command: str) -> str:
+    """Run Python in a process in which the CPU is an sm90 whose Triton kernels are interpreted."""
+    path = os.pathsep.join(map(str, [HERE, HERE / "ops", HERE.parent / "src"]))
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "TSKERNEL_TEST_PLATFORM": "sm90"}
+    command = (sys.executable, "-W", "ignore::RuntimeWarning", *command)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_conformance_in_the_interpreter(op: str) -> None:
+    assert int(interpret("-c", CONFORMANCE, op)) > 4
+
+
+EDGES = [
+    "tests/ops/test_attention_masks.py::test_att_01_empty_sequences",
+    "tests/ops/test_attention_masks.py::test_att_03_more_queries_than_keys",
+    "tests/ops/test_attention_masks.py::test_att_04_padded_batch",
+    "tests/ops/test_attention_masks.py::test_att_05_rows_past_the_last_sequence",
+    "tests/ops/test_attention_masks.py::test_win_01_keys_before_every_window_are_not_read",
+    "tests/ops/test_attention_layouts.py::test_page_01_only_used_entries_are_read",
+    "tests/ops/test_attention_layouts.py::test_page_02_nan_in_unused_slots",
+    "tests/ops/test_attention_layouts.py::test_lay_01_caches_in_other_layouts",
+]
+
+
+@pytest.mark.slow
+def test_edge_cases_in_the_interpreter() -> None:
+    """A fast part of what ``TSKERNEL_TEST_PLATFORM=sm90 TRITON_INTERPRET=1 pytest tests/ops -k triton`` runs."""
+    root = HERE.parent
+    options = ["-q", "-p", "no:cacheprovider", "-k", "triton", f"--rootdir={root}", f"-c{root / 'pyproject.toml'}"]
+    last = interpret("-m", "pytest", *options, *(str(root / e) for e in EDGES)).splitlines()[-1]
+    assert " passed" in last and "failed" not in last, last
+
+
+@pytest.mark.slow
+def test_any_number_of_parts_gives_the_same_result() -> None:
+    """Keys cut into more parts than there are blocks, over page sizes around a tile, with and without a window."""
+    assert interpret("-c", PARTS).split() == ["16"]
+
+
+PARTS = """
+import torch
+import tskernel
+from attention_cases import normal, paged_call
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _attention_launch as flash
+from tskernel.testing import compare, oracle
+
+torch.set_num_threads(1)
+ran = 0
+for op, queries in (("mha_decode_with_kvcache", [2, 2, 2]), ("mha_extend_with_kvcache", [3, 1, 0])):
+    for parts in (2, 7):
+        flash.choose_config = lambda *_: flash.Config(16, 16, 4, 2, parts)
+        for page_size in (3, 16):
+            for window in (-1, 20):
+                s = normal(queries, [70, 2, 33], heads=(6, 2), width=40, value_width=24, dtype=torch.bfloat16)
+                sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, float("-inf"), 3.0])
+                call = paged_call(op, s, page_size, window_left=window, sinks=sinks)
+                got = getattr(tskernel, op)(**call, return_lse=True, override=f"portable/{op}/triton")
+                compare(got, oracle(op, **call, return_lse=True))
+                ran += 1
+print(ran)
+"""
