@@ -11,8 +11,15 @@ from tskernel.library import load_ops, ops
 
 load_ops()
 
-# Functions over ops, and where they live: loaded when asked for.
+# What is loaded when it is asked for, and where it lives.
+_SELECTION = "tskernel.dispatch.selection"
 FUNCTIONS = {
+    "SelectionPolicy": _SELECTION,
+    "explain_selection": _SELECTION,
+    "kernel_override": _SELECTION,
+    "register_oracle": _SELECTION,
+    "select_kernel": _SELECTION,
+    "warmup_selection": _SELECTION,
     "discover_plugins": "tskernel.plugins",
     "moe_apply": "tskernel.moe",
     "moe_plan": "tskernel.moe",

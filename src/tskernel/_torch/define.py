@@ -47,7 +47,7 @@ def _register_fake(name: str, fake: Callable[..., Any], source: str) -> None:
     """
     try:
         entry = torch._library.simple_registry.singleton.find(f"tokenspeed::{name}")  # pyright: ignore
-        handle = entry.fake_impl.register(fake, source, lib=LIBRARY, allow_override=False)
+        handle = entry.fake_impl.register(fake, source, lib=LIBRARY, allow_override=True)  # the name is new: defined above
         LIBRARY._registration_handles.append(handle)
     except AttributeError:
         LIBRARY._register_fake(name, fake)
