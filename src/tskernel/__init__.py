@@ -1,6 +1,4 @@
-"""tskernel.
-
-Every LLM-inference operator as a real PyTorch operator, bound to the fastest kernel for the device at hand.
+"""Every LLM-inference operator as a real PyTorch operator, bound to the fastest kernel for the device at hand.
 
 ``import tskernel`` defines ``torch.ops.tokenspeed.<op>``; ``tskernel.<op>`` is the same op as a function with less
 overhead in eager.
