@@ -108,12 +108,24 @@ def configs(row: Row) -> list[Config | None]:
         return [None, *(Config(*t, 1) for t in tiles)]
     if isinstance(row, Latent):
         if row.heads == 16:
-            return [None, *(Config(*t, s) for t in [(16, 32, 4, 3), (16, 32, 8, 3), (16, 64, 8, 2)] for s in (1, 2, 4))]
-        return [None, *(Config(*t, s) for t in [(64, 32, 8, 2), (32, 32, 8, 2), (64, 64, 8, 2)] for s in (1, 2, 4))]
+            return [None, *(Config(*t, s) for t in [(16, 64, 4, 2), (16, 64, 8, 2), (16, 128, 8, 2)] for s in (2, 4))]
+        return [None, *(Config(*t, s) for t in [(64, 64, 8, 2), (128, 32, 16, 2), (64, 64, 16, 2)] for s in (1, 4))]
     if row.q_len > 4:
         return [None, *(Config(*t, s) for t in [(128, 64, 8, 3), (64, 64, 4, 3)] for s in (1, 2))]
     m = 16 if row.q_len == 1 else 32
     tiles = [(m, 64, 4, 3), (m, 64, 4, 4), (m, 32, 4, 4), (m, 128, 4, 2), (m, 128, 8, 3), (m, 64, 8, 4), (m, 64, 2, 3)]
+    if row.page < 64:
+        tiles = [(m, 128, 4, 2), (m, 128, 8, 2), (m, 64, 4, 2), (m, 64, 8, 2), (m, 128, 2, 2), (m, 64, 2, 4)]
+    if row.fp8:
+        tiles = [
+            (m, 64, 2, 3),
+            (m, 64, 4, 2),
+            (m, 64, 2, 2),
+            (m, 32, 2, 4),
+            (m, 32, 4, 3),
+            (m, 128, 4, 2),
+            (m, 64, 4, 3),
+        ]
     base = row.batch * row.kv_heads
     splits = sorted({min(64, max(1, round(132 * f / base))) for f in (1, 2, 3, 4, 6)})
     if row.window >= 0:
@@ -280,13 +292,15 @@ def warm(share: int, shares: int) -> None:
     torch.cuda.synchronize()
 
 
-def grid(budget_s: float) -> list[dict[str, Any]]:
-    """Time all tile sizes of all rows, the host's choice first."""
+def grid(budget_s: float, *words: str) -> list[dict[str, Any]]:
+    """Time all tile sizes of all rows, or of those whose label has one of ``words``; the host's choice comes first."""
     found, began = [], time.monotonic()
     for row in [*DECODE, *PREFILL, *LATENT]:
         if time.monotonic() - began > budget_s:
             print("out of time before", label(row))
             break
+        if words and not any(w in label(row) for w in words):
+            continue
         sets, results = copies(row), []
         for c in configs(row):
             try:
@@ -332,7 +346,7 @@ def main(arguments: list[str]) -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "rows": grid(float(arguments[2])) if arguments[0] == "grid" else rows(),
+        "rows": grid(float(arguments[2]), *arguments[3:]) if arguments[0] == "grid" else rows(),
     }
     Path(arguments[1]).write_text(json.dumps(result, indent=1))
 

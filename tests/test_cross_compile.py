@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tskernel.backends.portable._attention_launch import Chip
 from tskernel.dispatch.registry import builtin_kernel_modules
 
 triton = pytest.importorskip("triton")
@@ -47,7 +48,7 @@ def cases() -> list[Any]:
         pytest.param(part, case, id=f"{part}-{module.split('.')[-2]}-{case.name}")
         for part, p in PARTS.items()
         for module in MODULES
-        for case in importlib.import_module(module).compile_cases(p.backend == "hip")
+        for case in importlib.import_module(module).compile_cases(Chip(p.backend == "hip", p.shared))
     ]
 
 

@@ -23,7 +23,6 @@ SIGNATURES: Final = (
 )
 MHA_TRAITS: Final = {"head_dim": range(1, 257), "head_dim_v": range(1, 257)}
 LOG2E: Final = 1.4426950408889634
-HIP: Final = torch.version.hip is not None
 
 
 class Config(NamedTuple):
@@ -36,40 +35,85 @@ class Config(NamedTuple):
     splits: int = 0
 
 
-def choose_config(
-    rows: int, width: int, value_width: int, dtype: torch.dtype, kv_dtype: torch.dtype, hip: bool
-) -> Config:
-    """Return tile sizes for ``rows`` packed query rows per KV head of a sequence."""
+class Chip(NamedTuple):
+    """What tile sizes depend on: AMD or not, and how many bytes of shared memory a program may have."""
+
+    hip: bool
+    shared: int
+
+
+def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, kv: Keys, chip: Chip) -> Config:
+    """Return tile sizes for ``rows`` packed query rows per KV head of a sequence; measured on an H200."""
     wide = max(width, value_width)
     if dtype == torch.float32:
-        return Config(16 if rows <= 16 else 32, 32 if wide <= 128 else 16, 4, 2)
-    if hip:
-        return Config(*_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
-    if rows > 64 and wide <= 256:
-        return Config(128, 64 if wide <= 128 else 32, 8, 3)
-    block_m = _tile_rows(rows, 64)[0]
-    if wide > 256:
-        return Config(block_m, 32, 4 if block_m < 64 else 8, 2)
-    return Config(block_m, 64 if wide * kv_dtype.itemsize <= 256 else 32, 4, 3)
+        c = Config(16 if rows <= 16 else 32, 32 if wide <= 128 else 16, 4, 2)
+    elif chip.hip:
+        return Config(_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
+    elif wide > 256:
+        c = Config(_tile_rows(rows, 64), 64, 8, 2)
+    elif rows <= 32:
+        c = _few_rows(_tile_rows(rows, 32), wide, kv)
+    elif kv.page > 0:
+        c = Config(64, 64, 4, 3)
+    elif kv.window >= 0 and wide <= 64:
+        c = Config(128, 64, 4, 3)
+    else:
+        c = Config(128, 64, 8, 3 if wide <= 128 else 2)
+    return _fit(c, width + (0 if kv.shared_v else value_width), width, dtype.itemsize, chip.shared)
 
 
-def _tile_rows(rows: int, limit: int) -> tuple[int]:
-    return (max(16, min(limit, 1 << max(0, rows - 1).bit_length())),)
+class Keys(NamedTuple):
+    """What tile sizes depend on: bytes per element, page size (0 = packed), window (-1 = none), values being keys."""
+
+    itemsize: int
+    page: int
+    window: int
+    shared_v: bool = False
+
+
+def _few_rows(block_m: int, wide: int, kv: Keys) -> Config:
+    """Return tiles for a decode step: enough bytes in flight, two programs per multiprocessor."""
+    if 0 < kv.page < 64:  # a table entry per key, loaded first: fewer, longer rounds
+        return Config(block_m, 128 if wide <= 128 else 64, 4, 2)
+    if kv.itemsize == 1:
+        return Config(block_m, 64, 2, 3)
+    return Config(block_m, 64 if wide <= 128 else 32, 4, 4 if block_m == 16 else 3)
+
+
+def _fit(c: Config, both: int, width: int, itemsize: int, shared: int) -> Config:
+    """Shrink tiles until queries, keys and values fit into shared memory."""
+
+    def need() -> int:
+        return (c.block_m * width + c.stages * c.block_n * both) * itemsize
+
+    while need() > shared and c.stages > 2:
+        c = c._replace(stages=c.stages - 1)
+    while need() > shared and c.block_n > 16:
+        c = c._replace(block_n=c.block_n // 2)
+    while need() > shared and c.block_m > 16:
+        c = c._replace(block_m=c.block_m // 2)
+    return c
+
+
+def _tile_rows(rows: int, limit: int) -> int:
+    return max(16, min(limit, pow2(rows)))
 
 
 @lru_cache(maxsize=4096)
 def choose_splits(programs: int, blocks: int, slots: int, extra: int) -> int:
-    """Return into how many parts to cut the keys so that ``slots`` programs at a time finish soonest.
+    """Return into how many parts to cut the keys so that all are read soonest.
 
-    The unit is the time of one block of keys: a program costs its blocks and a start, a part also ``extra`` for writing
-    and reading its result, and the join a launch. More than 64 parts never pay.
+    The unit is the time in which a multiprocessor reads a block of keys: it reads them one program after another, a
+    little slower when it has only one. A part costs ``extra`` for writing and reading its result, the join a launch and
+    something for each part. More than 64 parts never pay.
     """
     if programs == 0 or programs >= 2 * slots:
         return 1
 
     def cost(splits: int) -> float:
         rounds = -(-programs * splits // slots)
-        return rounds * (-(-blocks // splits) + 2 + (extra if splits > 1 else 0)) + (4 if splits > 1 else 0)
+        reading = rounds * -(-blocks // splits) * (1.05 if rounds == 1 else 1.0)
+        return reading + (rounds * extra + 4 + splits / 4 if splits > 1 else 0)
 
     return min(range(1, max(1, min(64, blocks // 2)) + 1), key=cost)
 
@@ -78,6 +122,15 @@ def choose_splits(programs: int, blocks: int, slots: int, extra: int) -> int:
 def multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors a device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@lru_cache(maxsize=64)
+def chip_of(device: torch.device) -> Chip:
+    """Return what a device offers a program."""
+    if device.type != "cuda":
+        return Chip(False, 99 << 10)
+    have = torch.cuda.get_device_properties(device)
+    return Chip(torch.version.hip is not None, getattr(have, "shared_memory_per_block_optin", 64 << 10))
 
 
 def _bucket(blocks: int) -> int:
@@ -107,8 +160,8 @@ def unreadable(kv: Tensor) -> str | None:
 
 def _splits_of(c: Config, programs: int, max_k: int, most: int, window: int, device: torch.device) -> int:
     reach = max_k if window < 0 else min(max_k, window + most + c.block_n)
-    slots = multiprocessors(device) * (2 if c.block_m <= 32 else 1)
-    return choose_splits(programs, _bucket(-(-max(1, reach) // c.block_n)), slots, c.block_m // 32)
+    blocks = _bucket(-(-max(1, reach) // c.block_n))
+    return choose_splits(programs, blocks, multiprocessors(device), c.block_m // 32)
 
 
 def _step(scale: Tensor | None) -> int:
@@ -164,20 +217,20 @@ def attend(
     group, page = heads // kv_heads, 0 if table is None else k.shape[1]
     batch = lengths.shape[0] if lengths is not None else cu_k.shape[0] - 1 if cu_k is not None else 0
     most = max(1, min(max_q, rows))
-    c = config or choose_config(most * group, width, value_width, q.dtype, k.dtype, HIP)
+    main, tail = _widths(width)
+    shared_v = k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width
+    keys = Keys(k.element_size(), page, window, shared_v)
+    c = config or choose_config(most * group, width, value_width, q.dtype, keys, chip_of(q.device))
     tiles = -(-most * group // c.block_m)
     splits = c.splits or _splits_of(c, batch * kv_heads * tiles, max_k, most, window, q.device)
     part, part_lse = _parts(q, splits, value_width)
-    main, tail = _widths(width)
     plain = cap == 0.0 and scale > 0.0 and q_scale is None and k_scale is None
-    paged = k.stride() if table is not None else (0, *k.stride())
-    paged_v = v.stride() if table is not None else (0, *v.stride())
     ragged = cu_q is not None
     flags = {
         "RAGGED": ragged, "CAUSAL": causal or window >= 0, "WINDOW": window >= 0, "CAP": cap != 0.0, "FUSED": plain,
         "SINKS": sinks is not None, "Q_SCALE": q_scale is not None, "K_SCALE": k_scale is not None,
         "V_SCALE": v_scale is not None, "LSE": lse is not None, "FP8_Q": q.dtype in FP8,
-        "SHARED_V": k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width,
+        "SHARED_V": shared_v,
         "PHASES": c.block_m > 32 and value_width <= 256,
     }  # fmt: skip
     factor = scale * LOG2E * (2 / cap if cap else 1.0)
@@ -185,13 +238,18 @@ def attend(
     device._attend[(kv_heads, tiles * splits, batch + ragged)](
         q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
         factor, cap * LOG2E, window, rows, heads, batch, max_q, k.shape[0], 0 if table is None else table.shape[1],
-        splits, *q.stride()[:2], *paged[:3], *paged_v[:3], *out_strides, 0 if table is None else table.stride(0),
+        splits, *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, 0 if table is None else table.stride(0),
         _step(q_scale), _step(k_scale), _step(v_scale), D=width, DV=value_width, D_MAIN=main, D_TAIL=tail,
         D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, PAGE=page,
         **flags, num_warps=c.warps, num_stages=c.stages,
     )  # fmt: skip
     if part is not None and part_lse is not None:
         _join(part, part_lse, out, lse, sinks, out_strides)
+
+
+def _steps(x: Tensor) -> tuple[int, int, int]:
+    """Return the strides of page, row and head; packed keys have no pages."""
+    return x.stride()[:3] if x.dim() == 4 else (0, *x.stride()[:2])
 
 
 def _parts(q: Tensor, splits: int, width: int) -> tuple[Tensor | None, Tensor | None]:
@@ -226,7 +284,7 @@ class Case(NamedTuple):
 
 
 def case(
-    hip: bool,
+    chip: Chip,
     name: str,
     *,
     rows: int,
@@ -236,13 +294,17 @@ def case(
     page: int = 0,
     kv: str = "bf16",
     splits: int = 1,
+    ones: bool = False,
     **flags: bool,
 ) -> Case:
-    """Return a bf16 case with ``rows`` query rows per KV head; ``flags`` are those of the device program."""
+    """Return a bf16 case with ``rows`` query rows per KV head; ``flags`` are those of the device program.
+
+    ``ones``: every count is 1, which the compiler then sees as a constant.
+    """
     value_width = width if value_width is None else value_width
     main, tail = _widths(width)
-    kv_dtype = torch.float8_e5m2 if "fp8" in kv else torch.bfloat16
-    c = choose_config(rows, width, value_width, torch.bfloat16, kv_dtype, hip)
+    keys = Keys(1 if "fp8" in kv else 2, page, 0 if flags.get("WINDOW") else -1, flags.get("SHARED_V", False))
+    c = choose_config(rows, width, value_width, torch.bfloat16, keys, chip)
     given = {
         "RAGGED": page == 0,
         "CAUSAL": True,
@@ -261,7 +323,9 @@ def case(
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
-    signature = {n: "constexpr" if n.isupper() else kinds.get(n, "i32") for n in arguments}
+    if ones:
+        constants |= dict.fromkeys(("rows", "heads", "batch", "q_len", "pages", "columns"), 1)
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
     return Case(name, function, signature, constants, c)
 
 

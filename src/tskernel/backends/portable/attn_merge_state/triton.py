@@ -40,6 +40,6 @@ def attn_merge_state(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor)
     return out, lse
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [flash.plain_case("D 128", "merge", {"DV": 128, "D_V": 128, "BLOCK": 16}, {"a", "b", "out"})]

@@ -64,10 +64,11 @@ def mha_decode_with_kvcache(
     )
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
-        flash.case(hip, "page 64, parts", page=64, group=8, width=128, rows=8, splits=8),
-        flash.case(hip, "fp8 KV, page 16, window", page=16, group=8, width=64, rows=8, kv="fp8e4nv", WINDOW=True),
+        flash.case(chip, "one row of one head", page=1, rows=1, group=1, width=40, splits=2, ones=True),
+        flash.case(chip, "page 64, parts", page=64, group=8, width=128, rows=8, splits=8),
+        flash.case(chip, "fp8 KV, page 16, window", page=16, group=8, width=64, rows=8, kv="fp8e4nv", WINDOW=True),
         flash.join_case(),
     ]

@@ -67,11 +67,12 @@ def mha_extend_with_kvcache(
     )
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
-        flash.case(hip, "page 64", page=64, rows=512, group=8, width=128, RAGGED=True),
+        flash.case(chip, "one row of one head", page=1, rows=1, group=1, width=8, splits=2, ones=True, RAGGED=True),
+        flash.case(chip, "page 64", page=64, rows=512, group=8, width=128, RAGGED=True),
         flash.case(
-            hip, "fp8 KV, page 16, parts", page=16, rows=32, group=8, width=128, kv="fp8e4nv", splits=4, RAGGED=True
+            chip, "fp8 KV, page 16, parts", page=16, rows=32, group=8, width=128, kv="fp8e4nv", splits=4, RAGGED=True
         ),
     ]

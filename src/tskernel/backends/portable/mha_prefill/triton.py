@@ -65,10 +65,11 @@ def mha_prefill(
     )
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
-        flash.case(hip, "causal D 128", rows=4096, group=8, width=128),
-        flash.case(hip, "D 64, sinks, window", rows=4096, group=8, width=64, SINKS=True, WINDOW=True),
-        flash.case(hip, "D 256, cap", rows=4096, group=1, width=256, CAP=True, FUSED=False),
+        flash.case(chip, "one row of one head", rows=1, group=1, width=40, value_width=24, ones=True),
+        flash.case(chip, "causal D 128", rows=4096, group=8, width=128),
+        flash.case(chip, "D 64, sinks, window", rows=4096, group=8, width=64, SINKS=True, WINDOW=True),
+        flash.case(chip, "D 256, cap", rows=4096, group=1, width=256, CAP=True, FUSED=False),
     ]

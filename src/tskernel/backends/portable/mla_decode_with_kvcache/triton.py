@@ -58,9 +58,9 @@ def mla_decode_with_kvcache(
         out.copy_(flat.view(out.shape))
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
-        flash.case(hip, "512 + 64", page=64, rows=128, group=128, width=576, value_width=512, splits=4, SHARED_V=True),
-        flash.case(hip, "512 + 64, 16 heads", page=64, rows=16, group=16, width=576, value_width=512, SHARED_V=True),
+        flash.case(chip, "512 + 64", page=64, rows=128, group=128, width=576, value_width=512, splits=4, SHARED_V=True),
+        flash.case(chip, "512 + 64, 16 heads", page=64, rows=16, group=16, width=576, value_width=512, SHARED_V=True),
     ]

@@ -59,10 +59,10 @@ def mla_extend_with_kvcache(
     )
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
         flash.case(
-            hip, "512 + 64", page=64, rows=2048, group=128, width=576, value_width=512, RAGGED=True, SHARED_V=True
+            chip, "512 + 64", page=64, rows=2048, group=128, width=576, value_width=512, RAGGED=True, SHARED_V=True
         ),
     ]

@@ -55,8 +55,8 @@ def mla_prefill(
     )
 
 
-def compile_cases(hip: bool) -> list[flash.Case]:
-    """Return what cross-compilation tests build, for AMD or NVIDIA."""
+def compile_cases(chip: flash.Chip) -> list[flash.Case]:
+    """Return what cross-compilation tests build, for a chip."""
     return [
-        flash.case(hip, "192 and 128", rows=4096, group=1, width=192, value_width=128),
+        flash.case(chip, "192 and 128", rows=4096, group=1, width=192, value_width=128),
     ]
