@@ -2,7 +2,11 @@
 
 Each row calls an operator whose kernel does nothing but return a ready tensor, and subtracts the time of calling that
 kernel directly, so what is left is checking, dispatch and argument passing. ``custom_op`` and ``define`` register the
-same schema with the same kernel through ``torch.library.custom_op`` and ``torch.library.Library``.
+same schema with the same kernel through ``torch.library.custom_op`` and ``torch.library.Library``. Batches of the
+compared calls and of the bare kernel take turns; the median of the differences is given, and the difference of the
+fastest batches, which other work on the machine disturbs least. "Other look" calls with many shapes in turn: each is
+recognised, but none is the one before. "New look" is a call like none before, which is checked and selected. The
+import is timed with compiled bytecode, as an installed package has it.
 
     taskset -c 0 python benchmarks/overhead.py [--device cuda] [--write]
 """
@@ -10,13 +14,16 @@ same schema with the same kernel through ``torch.library.custom_op`` and ``torch
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,7 +40,7 @@ from tskernel.library import Op, ops
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"tskernel front": 1.0, "torch.ops.tokenspeed": 4.5, "import over torch": 60_000.0}
-CALLS, BATCHES = 5_000, 15
+CALLS, BATCHES = 1_000, 61
 HEAVY = ("triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor")
 
 
@@ -47,6 +54,7 @@ class Row:
     mode: str
     route: str
     microseconds: float
+    best: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Case:
     op: Op
     positional: tuple[Any, ...]
     keywords: dict[str, Any]
+    out: Tensor | None = None
 
 
 def cases(device: str) -> list[Case]:
@@ -66,16 +75,20 @@ def cases(device: str) -> list[Case]:
     table = torch.zeros(8, 8, dtype=torch.int32, device=device)
     lens = torch.ones(8, dtype=torch.int32, device=device)
     options = {"window_left": 127, "logit_cap": 0.0, "softmax_scale": 0.1}
+    x, residual, weight = torch.zeros(8, 4096, **half), torch.zeros(8, 4096, **half), torch.ones(4096, **half)
     return [
-        Case(ops["rmsnorm"], (torch.zeros(8, 4096, **half), torch.ones(4096, **half)), {}),
+        Case(ops["rmsnorm"], (x, weight), {}),
+        Case(ops["rmsnorm"], (x, weight), {}, torch.empty_like(x)),
+        Case(ops["fused_add_rmsnorm"], (x, residual, weight, 1e-6), {}),
         Case(ops["mha_prefill"], (q, k, k.clone(), cu, 8), {}),
         Case(ops["mha_prefill"], (q, k, k.clone(), cu, 8), {**options, "is_causal": True, "cu_seqlens_kv": None}),
         Case(ops["mha_decode_with_kvcache"], (q, cache, cache.clone(), table, lens, 128), {}),
         Case(ops["mha_decode_with_kvcache"], (q, cache, cache.clone(), table, lens, 128, 1), options),
+        Case(ops["mha_decode_with_kvcache"], (q, cache, cache.clone(), table, lens, 128), {}, torch.empty_like(q)),
     ]
 
 
-def no_op(op: Op, result: Tensor, *extra: str, star: str = "*") -> Callable[..., Any]:
+def no_op(op: Op, result: Tensor | None, *extra: str, star: str = "*") -> Callable[..., Any]:
     """Return a function with the op's signature that returns a ready tensor; without ``star`` all by position."""
     params, n = op.signature.params, op.signature.positional
     required = {p.name for p in params if p.default is REQUIRED}
@@ -95,22 +108,25 @@ def no_op(op: Op, result: Tensor, *extra: str, star: str = "*") -> Callable[...,
 _libraries: list[torch.library.Library] = []
 
 
-def routes(case: Case, result: Tensor) -> dict[str, Callable[..., Any]]:
+def routes(case: Case, result: Tensor | None) -> dict[str, Callable[..., Any]]:
     """Return the callables to compare, by name: ours, and the same schema and kernel through torch's own ways."""
-    op, schema = case.op, case.op.schemas[""]
+    op, form = case.op, "out" if case.out is not None else ""
+    schema = op.schemas[form]
     name, signature = f"{op.name}_{len(_libraries)}", schema[schema.index("(") :]
-    kernel = no_op(op, result, "override=None")
+    extra = (*(["out=None"] if form else []), "override=None")
+    kernel = no_op(op, result, *extra)
     # custom_op takes no keyword-only tensors.
-    loose = signature.replace("*, ", "")
-    positional = no_op(op, result, "override=None", star="")
-    custom = torch.library.custom_op(f"bench::{name}", positional, mutates_args=(), schema=loose)
+    loose = signature.replace("*, ", "").replace("Tensor(a!) out", "Tensor(a!)? out=None")
+    positional = no_op(op, result, *extra, star="")
+    written = op.mutates or (("out",) if form else ())
+    custom = torch.library.custom_op(f"bench::{name}", positional, mutates_args=written, schema=loose)
     library = torch.library.Library("benchdef", "FRAGMENT")
     library.define(f"{name}{signature}")
     library.impl(name, kernel, "CompositeExplicitAutograd")
     _libraries.append(library)
     return {
         "tskernel front": op.front,
-        "torch.ops.tokenspeed": op.torch_op(),
+        "torch.ops.tokenspeed": op.torch_op(form),
         "Library.define": getattr(torch.ops.benchdef, name).default,
         "custom_op": custom,
     }
@@ -118,33 +134,71 @@ def routes(case: Case, result: Tensor) -> dict[str, Callable[..., Any]]:
 
 def batch(function: Callable[..., Any], case: Case) -> float:
     """Return the microseconds of one call, over one batch."""
-    scope = {"f": function, "a": case.positional, "k": case.keywords}
-    text = "f(*a, **k)" if case.keywords else "f(*a)"
+    keywords = {**case.keywords, **({"out": case.out} if case.out is not None else {})}
+    scope = {"f": function, "a": case.positional, "k": keywords}
+    text = "f(*a, **k)" if keywords else "f(*a)"
     return timeit.timeit(text, globals=scope, number=CALLS) / CALLS * 1e6
 
 
-def measure(case: Case, mode: str) -> list[Row]:
-    """Return the rows of a case: medians over batches that are interleaved with those of the bare kernel."""
-    registry = tskernel.KernelRegistry.get()
-    result = torch.zeros(1)
-    kernel = no_op(case.op, result)
-    tskernel.register_kernel(case.op.family, case.op.name, name="benchmark/no_op", priority=19)(kernel)
-    context = torch.inference_mode() if mode == "inference_mode" else torch.no_grad()
+@contextlib.contextmanager
+def serving(op: Op, *, result: Tensor | None, out: bool, mode: str) -> Iterator[Callable[..., Any]]:
+    """Serve an op by a kernel that does nothing, in inference_mode or no_grad, and give that kernel."""
+    kernel = no_op(op, None if out else result, *(["out=None"] if out else []))
+    tskernel.register_kernel(op.family, op.name, name="benchmark/no_op", priority=19)(kernel)
     try:
-        with context:
-            compared = routes(case, result)
-            net: dict[str, list[float]] = {name: [] for name in compared}
-            for function in compared.values():
-                function(*case.positional, **case.keywords)
-            for _ in range(BATCHES):
-                bare = batch(kernel, case)
-                for name, function in compared.items():
-                    net[name].append(batch(function, case) - bare)
+        with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
+            yield kernel
     finally:
-        registry.unregister("benchmark/no_op")
-    arguments = len(case.op.arguments) + 1
-    given = len(case.positional) + len(case.keywords)
-    return [Row(case.op.name, arguments, given, mode, n, statistics.median(t)) for n, t in net.items()]
+        tskernel.KernelRegistry.get().unregister("benchmark/no_op")
+
+
+def measure(case: Case, mode: str) -> list[Row]:
+    """Return the rows of a case: ours and torch's ways, in batches that take turns with those of the bare kernel."""
+    op, out = case.op, case.out is not None
+    result = None if op.mutates or out else torch.zeros(1)
+    bare: list[float] = []
+    with serving(op, result=result, out=out, mode=mode) as kernel:
+        compared = routes(case, result)
+        took: dict[str, list[float]] = {name: [] for name in compared}
+        for function in compared.values():
+            batch(function, case)
+        for _ in range(BATCHES):
+            bare.append(batch(kernel, case))
+            for name, function in compared.items():
+                took[name].append(batch(function, case))
+    label, arguments = op.name + ("_out" if out else ""), len(op.arguments) + 1 + out
+    given = len(case.positional) + len(case.keywords) + out
+    return [Row(label, arguments, given, mode, name, *net(times, bare)) for name, times in took.items()]
+
+
+def net(times: list[float], bare: list[float]) -> tuple[float, float]:
+    """Return the median of the differences and the difference of the fastest."""
+    return statistics.median(t - b for t, b in zip(times, bare, strict=True)), min(times) - min(bare)
+
+
+def other_looks(mode: str, shapes: int) -> Row:
+    """Return the row of calls that take so many shapes in turn."""
+    op = ops["rmsnorm"]
+    calls = [(torch.zeros(8, 64 * n), torch.ones(64 * n)) for n in range(1, shapes + 1)]
+    text, rounds = "for a in calls: f(*a)", CALLS // shapes
+    times: list[float] = []
+    bare: list[float] = []
+    with serving(op, result=torch.zeros(1), out=False, mode=mode) as kernel:
+        for function, found in [(op.front, times), (kernel, bare)] * BATCHES:
+            took = timeit.timeit(text, globals={"f": function, "calls": calls}, number=rounds)
+            found.append(took / rounds / shapes * 1e6)
+    return Row(op.name, len(op.arguments) + 1, 2, mode, f"other look, {shapes} shapes", *net(times, bare))
+
+
+def new_look(case: Case, mode: str) -> Row:
+    """Return the row of calls that look like none before: checked and selected each time."""
+    times: list[float] = []
+    with serving(case.op, result=torch.zeros(1), out=False, mode=mode):
+        for _ in range(BATCHES * 10):
+            tskernel.KernelRegistry.get().forget_calls()
+            times.append(timeit.timeit(lambda: case.op.front(*case.positional), number=1) * 1e6)
+    given, middle = len(case.positional), statistics.median(times)
+    return Row(case.op.name, len(case.op.arguments) + 1, given, mode, "new look", middle, min(times))
 
 
 IMPORT = """
@@ -163,25 +217,37 @@ def import_time(processes: int = 9) -> Row:
     Raises: RuntimeError when the import initialises a device or loads a heavy package.
     """
     times = []
-    for _ in range(processes):
-        code = IMPORT.format(heavy=HEAVY)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        micros, device, *heavy = done.stdout.split()
-        if device != "False" or heavy:
-            raise RuntimeError(f"import tskernel: expected no device and no heavy package, got {device} {heavy}")
-        times.append(float(micros))
-    return Row("import tskernel", 0, 0, "fresh process", "import over torch", statistics.median(times[1:]))
+    with tempfile.TemporaryDirectory() as bytecode:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = bytecode
+        for _ in range(processes + 1):  # the first one compiles
+            command = [sys.executable, "-c", IMPORT.format(heavy=HEAVY)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            micros, device, *heavy = done.stdout.split()
+            if device != "False" or heavy:
+                raise RuntimeError(f"import tskernel: expected no device and no heavy package, got {device} {heavy}")
+            times.append(float(micros))
+    took = times[1:]
+    return Row("import tskernel", 0, 0, "fresh process", "import over torch", statistics.median(took), min(took))
 
 
 def report(rows: list[Row]) -> Table:
     """Return the table of all rows, with the target where there is one."""
     table = Table(title="host time per call, us, net of the kernel")
-    for column in ("op", "arguments", "given", "mode", "route", "us", "target"):
-        table.add_column(column, justify="right" if column in ("arguments", "given", "us", "target") else "left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("op", "mode", "route") else "right")
     for r in rows:
-        target = TARGETS.get(r.route)
-        table.add_row(r.op, str(r.arguments), str(r.given), r.mode, r.route, f"{r.microseconds:.2f}", str(target or ""))
+        table.add_row(*cells(r))
     return table
+
+
+COLUMNS = ("op", "arguments", "given", "mode", "route", "us", "best", "target")
+
+
+def cells(r: Row) -> tuple[str, ...]:
+    """Return a row as text."""
+    target = str(TARGETS.get(r.route, ""))
+    return r.op, str(r.arguments), str(r.given), r.mode, r.route, f"{r.microseconds:.2f}", f"{r.best:.2f}", target
 
 
 def environment(device: str) -> dict[str, str]:
@@ -206,10 +272,8 @@ def write(rows: list[Row], where: dict[str, str]) -> None:
     )
     head = ", ".join(f"{k} {v}" for k, v in where.items())
     lines = [f"# Host time per call\n\n{__doc__.split('    taskset')[0].strip()}\n\n{head}.\n"]
-    lines += ["| op | arguments | given | mode | route | us | target |", "| --- | --: | --: | --- | --- | --: | --: |"]
-    for r in rows:
-        cells = (r.op, r.arguments, r.given, r.mode, r.route, f"{r.microseconds:.2f}", TARGETS.get(r.route, ""))
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [f"| {' | '.join(COLUMNS)} |", "| --- | --: | --: | --- | --- | --: | --: | --: |"]
+    lines += [f"| {' | '.join(cells(r))} |" for r in rows]
     stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
@@ -223,6 +287,10 @@ def main() -> None:
     for case in cases(options.device):
         for mode in ("inference_mode", "no_grad"):
             rows += measure(case, mode)
+    rows += [other_looks("inference_mode", shapes) for shapes in (4, 40)]
+    rows += [
+        new_look(case, "inference_mode") for case in cases(options.device) if not case.keywords and case.out is None
+    ]
     where = environment(options.device)
     console = Console(width=140)
     console.print(where)

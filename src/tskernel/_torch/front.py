@@ -67,27 +67,38 @@ def _signature(front: FunctionType, defaults: dict[str, Any]) -> inspect.Signatu
 
 def _miss_of(op: Op, route: Route) -> Callable[..., Any]:
     """Return what the public function does with a call that has no hot look."""
+    function_mode = torch._C._is_torch_function_mode_enabled
 
     def miss(
-        arguments: tuple[Any, ...], return_lse: bool, out: Tensor | None, override: str | None, options: Any
+        arguments: tuple[Any, ...], return_lse: bool, out: Tensor | None, override: str | None, options: Any, hot: str
     ) -> Any:
+        if not function_mode() and (run := route.recall(options, arguments, out, hot)) is not None:
+            return run(*arguments) if out is None else (run(*arguments, out), out)[1]
+        given = _with_tensors(op, arguments)
+        if given is not arguments:
+            return miss(given, return_lse, out, override, options, hot)
         if return_lse and out is not None:
             raise ValueError(
                 f"tokenspeed::{op.name}: out: expected None with return_lse=True, got a Tensor; the LSE form allocates"
             )
         form = "lse" if return_lse else "out" if out is not None else ""
-        first = next((a for a in arguments if isinstance(a, Tensor)), None)
-        if first is not None:
-            pairs = zip(arguments, op.signature.params, strict=True)
-            arguments = tuple(as_tensor(a, first) if p.is_tensor else a for a, p in pairs)
         tensors = [t for t in (*[arguments[i] for i in op.signature.tensors], out) if isinstance(t, Tensor)]
         if needs_dispatcher(tensors, autocast=bool(op.autocast)):
             result = _dispatch(op, form, arguments, out, override)
         else:
-            result = route.serve(form, arguments, out, override, options)
+            result = route.serve(form, arguments, out, override, options, hot)
         return out if form == "out" else result
 
     return miss
+
+
+def _with_tensors(op: Op, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with tensors for the numbers that were given for some; the same tuple where none was."""
+    like = next((a for a in arguments if isinstance(a, Tensor)), None)
+    pairs = list(zip(arguments, op.signature.params, strict=True))
+    if like is None or not any(p.is_tensor and a.__class__ in (int, float) for a, p in pairs):
+        return arguments
+    return tuple(as_tensor(a, like) if p.is_tensor else a for a, p in pairs)
 
 
 def public_annotations(op: Op) -> dict[str, str]:
@@ -112,8 +123,14 @@ def _dispatch(op: Op, form: str, arguments: tuple[Any, ...], out: Tensor | None,
 
 def build_impl(op: Op, form: str, stub: FunctionType) -> FunctionType:
     """Turn the function that was registered for a torch operator into what it runs on real tensors."""
-    route = Route(op, stub.__globals__, form=form)
-    stub.__globals__["_serve"] = route.serve
+    route = Route(op, stub.__globals__)
+
+    def serve(arguments: tuple[Any, ...], out: Tensor | None, override: str | None, options: Any, hot: str) -> Any:
+        if (run := route.recall(options, arguments, out, hot)) is not None:
+            return run(*arguments) if out is None else run(*arguments, out)
+        return route.serve(form, arguments, out, override, options, hot)
+
+    stub.__globals__["_serve"] = serve
     made = _compile(impl_source(op, form), f"{op.name} {form}".strip(), stub.__globals__)
     stub.__defaults__, stub.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
     stub.__code__ = made.__code__  # last: another thread may be calling

@@ -74,9 +74,9 @@ def needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
         return True
     grad = torch.is_grad_enabled()
     return any(
-        t.__class__ not in _PLAIN or t.is_meta or (grad and t.requires_grad) or t.layout is not torch.strided
+        t.__class__ not in PLAIN or t.is_meta or (grad and t.requires_grad) or t.layout is not torch.strided
         for t in tensors
     )
 
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+PLAIN = frozenset({Tensor, torch.nn.Parameter})

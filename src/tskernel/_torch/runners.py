@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
     return write if spec.writes_out else kernel
 
 
+@functools.cache
 def by_position(op: Op, spec: KernelSpec, extra: tuple[str, ...]) -> Runner:
     """Return a kernel's function taking the op's arguments and then ``extra`` by position.
 

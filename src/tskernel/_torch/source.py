@@ -65,39 +65,48 @@ def _loop(hot: str, test: str, then: list[str]) -> list[str]:
     ]
 
 
-def _when(conditions: list[str], lines: list[str]) -> list[str]:
-    return [f"if {' and '.join(conditions)}:", *[f"    {line}" for line in lines]] if conditions else lines
+def _branch(op: Op, hot: str, key: list[str], test: str, then: list[str], miss: str, ready: list[str]) -> list[str]:
+    """Return the lines of one kind of call: look for it among the hot ones, else miss."""
+    sizes = [_is_int(p, f" and {p.name} >= 0") for p in op.signature.params if p.name in op.dynamic]
+    loop = _loop(hot, test, then)
+    conditions = [*sizes, *ready]
+    if conditions:
+        loop = [f"if {' and '.join(conditions)}:", *_indent(loop)]
+    return [f"key = {_tuple(key)}", *loop, f"return {miss.format(hot=hot)}"]
 
 
-def _body(op: Op, flags: list[str], ready: list[str], *, out: str) -> list[str]:
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _body(op: Op, flags: list[str], miss: str, ready: list[str], *, out: str) -> list[str]:
     """Return the lines that look for a hot call. ``out`` is "no", "optional" or "given".
 
     Calls without optional tensors come first: nearly all are. Their guard is tried before the options are compared,
     since it is false for fakes, whose symbolic options must not be. A guard refuses another number of tensors, so
     with optional ones the options, which say which are there, come first and must be plain ints.
     """
-    params, arguments = op.signature.params, ", ".join(op.arguments)
-    buffer = ["out"] if out == "given" else []
-    required = ", ".join([*[p.name for p in params if p.type == "Tensor"], *buffer])
-    maybe = [*[p.name for p in params if p.type == "Tensor?"], *(["out"] if out == "optional" else [])]
-    sizes = [_is_int(p, f" and {p.name} >= 0") for p in params if p.name in op.dynamic]
-    call = f"return run({', '.join([*op.arguments, *buffer])})"
-    plain = [
-        f"key = {_tuple(_options(op, flags))}",
-        *_when([*sizes, *ready], _loop("_hot", f"check({required}) and options == key", [call])),
-    ]
-    if not maybe:
+    params, options = op.signature.params, _options(op, flags)
+    required = [*[p.name for p in params if p.type == "Tensor"], *(["out"] if out == "given" else [])]
+    optional = [p.name for p in params if p.type == "Tensor?"]
+    call = f"return run({', '.join([*op.arguments, *(['out'] if out == 'given' else [])])})"
+    into = f"run({', '.join([*op.arguments, 'out'])}); return out"
+    test = "check({}) and options == key"
+    plain = _branch(op, "_hot", options, test.format(", ".join(required)), [call], miss, ready)
+    if out == "optional":
+        buffered = _branch(op, "_out", options, test.format(", ".join([*required, "out"])), [into], miss, ready)
+        plain = ["if out is None:", *_indent(plain), *buffered]
+    if not optional:
         return plain
-    tensors = [p.name for p in params if p.is_tensor] + (["out"] if out != "no" else [])
     ints = [_is_int(p) for p in params if p.type.startswith("SymInt") and p.name not in op.dynamic]
+    tensors = [p.name for p in params if p.is_tensor] + (["out"] if out != "no" else [])
     given = f"options == key and check(*[t for t in {_tuple(tensors)} if t is not None])"
-    then = [f"if out is not None: run({arguments}, out); return out", call] if out == "optional" else [call]
+    which = [f"{n} is None" for n in (*optional, *(["out"] if out == "optional" else []))]
+    then = [f"if out is not None: {into}", call] if out == "optional" else [call]
     return [
-        f"if {' and '.join(f'{n} is None' for n in maybe)}:",
-        *[f"    {line}" for line in plain],
-        "else:",
-        f"    key = {_tuple(_options(op, [*flags, *[f'{n} is None' for n in maybe]]))}",
-        *[f"    {line}" for line in _when([*sizes, *ints, *ready], _loop("_given", given, then))],
+        f"if {' and '.join(f'{n} is None' for n in optional)}:",
+        *_indent(plain),
+        *_branch(op, "_given", [*options, *which], given, then, miss, [*ints, *ready]),
     ]
 
 
@@ -108,6 +117,8 @@ def front_source(op: Op) -> str:
     first = next(p.name for p in op.signature.params if p.type == "Tensor")
     optional = [p.name for p in op.signature.params if p.type == "Tensor?"]
     flags = [*(["return_lse"] if lse else []), "override"]
+    form = f"{'return_lse' if lse else 'False'}, {'out' if out else 'None'}"
+    miss = f"_miss({_tuple(list(op.arguments))}, {form}, override, key, '{{hot}}')"
     lines = [
         *[f"if {n} is None: {n} = {value!r}" for n, value in named.items()],
         "if _dynamo():",
@@ -117,9 +128,7 @@ def front_source(op: Op) -> str:
         *([f"    if return_lse: return _op_lse({_keywords(op)}, override=token)"] if lse else []),
         *([f"    if out is not None: _op_out({_keywords(op)}, out=out, override=token); return out"] if out else []),
         f"    return _op({_keywords(op)}, override=token)",
-        *_body(op, flags, [f"not _overridden({first})"], out="optional" if out else "no"),
-        f"return _miss({_tuple(list(op.arguments))}, {'return_lse' if lse else 'False'}, {'out' if out else 'None'}, "
-        "override, key)",
+        *_body(op, flags, miss, [f"not _overridden({first})"], out="optional" if out else "no"),
     ]
     return _function(f"{op.name}({_parameters(op, extra, named)})", lines)
 
@@ -128,10 +137,8 @@ def impl_source(op: Op, form: str) -> str:
     """Return the text of the function behind one torch operator."""
     out = form == "out"
     extra = [*(["out"] if out else []), "override=None"]
-    lines = [
-        *_body(op, ["override"], [], out="given" if out else "no"),
-        f"return _serve({form!r}, {_tuple(list(op.arguments))}, {'out' if out else 'None'}, override, key)",
-    ]
+    miss = f"_serve({_tuple(list(op.arguments))}, {'out' if out else 'None'}, override, key, '{{hot}}')"
+    lines = _body(op, ["override"], miss, [], out="given" if out else "no")
     return _function(f"{op.name}_impl({_parameters(op, extra)})", lines)
 
 
