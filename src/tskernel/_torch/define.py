@@ -47,7 +47,8 @@ def _register_fake(name: str, fake: Callable[..., Any], source: str) -> None:
     """
     try:
         entry = torch._library.simple_registry.singleton.find(f"tokenspeed::{name}")  # pyright: ignore
-        handle = entry.fake_impl.register(fake, source, lib=LIBRARY, allow_override=True)  # the name is new: defined above
+        # The name is new, since it was defined just before: looking for an older fake would only cost.
+        handle = entry.fake_impl.register(fake, source, lib=LIBRARY, allow_override=True)
         LIBRARY._registration_handles.append(handle)
     except AttributeError:
         LIBRARY._register_fake(name, fake)
