@@ -50,7 +50,7 @@ def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, k
     elif chip.hip:
         return Config(_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
     elif wide > 256:
-        c = Config(_tile_rows(rows, 64), 64, 8, 2)
+        c = Config(_tile_rows(rows, 64), 64, 8 if rows > 32 else 4, 2)
     elif rows <= 32:
         c = _few_rows(_tile_rows(rows, 32), wide, kv)
     elif kv.page > 0:
@@ -100,19 +100,19 @@ def _tile_rows(rows: int, limit: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose_splits(programs: int, blocks: int, slots: int, extra: int) -> int:
+def choose_splits(programs: int, blocks: int, slots: int, extra: int, alone: float) -> int:
     """Return into how many parts to cut the keys so that all are read soonest.
 
-    The unit is the time in which a multiprocessor reads a block of keys: it reads them one program after another, a
-    little slower when it has only one. A part costs ``extra`` for writing and reading its result, the join a launch and
-    something for each part. More than 64 parts never pay.
+    The unit is the time in which a multiprocessor reads a block of keys: it reads them one program after another, by a
+    factor of ``alone`` slower when it has only one. A part costs ``extra`` for writing and reading its result, the join
+    a launch and something for each part. More than 64 parts never pay.
     """
     if programs == 0 or programs >= 2 * slots:
         return 1
 
     def cost(splits: int) -> float:
         rounds = -(-programs * splits // slots)
-        reading = rounds * -(-blocks // splits) * (1.05 if rounds == 1 else 1.0)
+        reading = rounds * -(-blocks // splits) * (alone if rounds == 1 else 1.0)
         return reading + (rounds * extra + 4 + splits / 4 if splits > 1 else 0)
 
     return min(range(1, max(1, min(64, blocks // 2)) + 1), key=cost)
@@ -161,7 +161,9 @@ def unreadable(kv: Tensor) -> str | None:
 def _splits_of(c: Config, programs: int, max_k: int, most: int, window: int, device: torch.device) -> int:
     reach = max_k if window < 0 else min(max_k, window + most + c.block_n)
     blocks = _bucket(-(-max(1, reach) // c.block_n))
-    return choose_splits(programs, blocks, multiprocessors(device), c.block_m // 32)
+    # With two stages a program has little in flight; large tiles compute more than they read.
+    alone = 1.5 if c.stages == 2 and c.block_m <= 32 else 1.05
+    return choose_splits(programs, blocks, multiprocessors(device), c.block_m // 32, alone)
 
 
 def _step(scale: Tensor | None) -> int:
@@ -234,11 +236,13 @@ def attend(
         "PHASES": c.block_m > 32 and value_width <= 256,
     }  # fmt: skip
     factor = scale * LOG2E * (2 / cap if cap else 1.0)
+    # Counts that change from call to call are 0 where unused: there is one program per kind of number, as 1 or 16 n.
+    columns, table_row = (0, 0) if table is None else (table.shape[1], table.stride(0))
     out_strides = (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))
     device._attend[(kv_heads, tiles * splits, batch + ragged)](
         q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-        factor, cap * LOG2E, window, rows, heads, batch, max_q, k.shape[0], 0 if table is None else table.shape[1],
-        splits, *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, 0 if table is None else table.stride(0),
+        factor, cap * LOG2E, window, rows * ragged, heads, max_q * (not ragged), k.shape[0],
+        columns, splits, *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, table_row,
         _step(q_scale), _step(k_scale), _step(v_scale), D=width, DV=value_width, D_MAIN=main, D_TAIL=tail,
         D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, PAGE=page,
         **flags, num_warps=c.warps, num_stages=c.stages,
@@ -324,7 +328,7 @@ def case(
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
     if ones:
-        constants |= dict.fromkeys(("rows", "heads", "batch", "q_len", "pages", "columns"), 1)
+        constants |= dict.fromkeys(("rows", "heads", "q_len", "pages", "columns"), 1)
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
     return Case(name, function, signature, constants, c)
 

@@ -203,7 +203,7 @@ def _factor(scale, q_scale, k_scale, head, heads_mask, kv_head, q_scale_step, k_
 @jit
 def _attend(
     q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-    scale, cap, window, rows, heads, batch, q_len, pages, columns, splits, q_row, q_head, k_page, k_row, k_head,
+    scale, cap, window, rows, heads, q_len, pages, columns, splits, q_row, q_head, k_page, k_row, k_head,
     v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row, q_scale_step, k_scale_step, v_scale_step,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
@@ -216,8 +216,8 @@ def _attend(
     if SPLIT:
         tile, tiles, split = tile // splits, tiles // splits, tile % splits
     if RAGGED:  # noqa: SIM102
-        if seq == batch:
-            _clear(out, lse, part_lse, tl.load(cu_q + batch), rows, heads, out_row, out_head, lse_row, lse_head,
+        if seq == tl.num_programs(2) - 1:
+            _clear(out, lse, part_lse, tl.load(cu_q + seq), rows, heads, out_row, out_head, lse_row, lse_head,
                    tile, tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
     q_start, q_len, k_start, k_len = _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED, PAGE)
