@@ -214,11 +214,10 @@ def attend(
         return
     q, k, v = unit(q), unit(k), unit(v)
     cu_q, cu_k, table, lengths, sinks = map(_dense, (cu_q, cu_k, table, lengths, sinks))
-    rows, heads, width = q.shape
+    (rows, heads, width), most = q.shape, max(1, min(max_q, q.shape[0]))
     value_width, kv_heads = v.shape[-1], k.shape[-2]
     group, page = heads // kv_heads, 0 if table is None else k.shape[1]
     batch = lengths.shape[0] if lengths is not None else cu_k.shape[0] - 1 if cu_k is not None else 0
-    most = max(1, min(max_q, rows))
     main, tail = _widths(width)
     shared_v = k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width
     keys = Keys(k.element_size(), page, window, shared_v)
@@ -241,11 +240,10 @@ def attend(
     out_strides = (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))
     device._attend[(kv_heads, tiles * splits, batch + ragged)](
         q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-        factor, cap * LOG2E, window, rows * ragged, heads, max_q * (not ragged), k.shape[0],
-        columns, splits, *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, table_row,
-        _step(q_scale), _step(k_scale), _step(v_scale), D=width, DV=value_width, D_MAIN=main, D_TAIL=tail,
-        D_V=max(16, pow2(value_width)), GROUP=group, BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, PAGE=page,
-        **flags, num_warps=c.warps, num_stages=c.stages,
+        factor, cap * LOG2E, window, rows * ragged, heads, max_q * (not ragged), k.shape[0], columns, splits,
+        *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, table_row, *map(_step, (q_scale, k_scale, v_scale)),
+        D=width, DV=value_width, D_MAIN=main, D_TAIL=tail, D_V=max(16, pow2(value_width)), GROUP=group, PAGE=page,
+        BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, **flags, num_warps=c.warps, num_stages=c.stages,
     )  # fmt: skip
     if part is not None and part_lse is not None:
         _join(part, part_lse, out, lse, sinks, out_strides)
