@@ -249,7 +249,7 @@ def attend(
         _join(part, part_lse, out, lse, sinks, out_strides)
 
 
-def _steps(x: Tensor) -> tuple[int, int, int]:
+def _steps(x: Tensor) -> tuple[int, ...]:
     """Return the strides of page, row and head; packed keys have no pages."""
     return x.stride()[:3] if x.dim() == 4 else (0, *x.stride()[:2])
 
