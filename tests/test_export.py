@@ -63,6 +63,42 @@ def test_paged_decode_step_exports_saves_and_loads(strict: bool, tokens_per_requ
         assert not eager.get_buffer(name)[0].isnan().any()
 
 
+class ExtendStep(nn.Module):
+    """Attention of new tokens over a paged cache that they are first written to; any number per request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("k_cache", "v_cache"):
+            self.register_buffer(name, torch.full((8, 4, 2, 16), float("nan")))
+
+    def forward(self, qkv: Tensor, cu: Tensor, slots: Tensor, table: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = qkv.unflatten(-1, (-1, 16)).split([4, 2, 2], 1)
+        tskernel.store_kvcache(k, v, self.k_cache, self.v_cache, slots)
+        longest = table.shape[1] * 4
+        return tskernel.mha_extend_with_kvcache(
+            q, cu, self.k_cache, self.v_cache, table, lens, qkv.shape[0], longest, window_left=5, return_lse=True
+        )
+
+
+def extend_inputs(*new: int) -> tuple[Tensor, ...]:
+    counts, table = torch.tensor(new), torch.arange(2 * len(new), dtype=torch.int32).view(-1, 2)
+    cu = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+    slots = torch.cat([8 * b + torch.arange(n) for b, n in enumerate(new)])
+    return torch.randn(sum(new), 128), cu.to(torch.int32), slots, table, counts.to(torch.int32)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_tokens_and_batch_are_independent_dynamic_sizes(strict: bool, tmp_path: Path) -> None:
+    tokens, batch = (torch.export.Dim(n, min=2, max=64) for n in ("tokens", "batch"))
+    shapes = ({0: tokens}, {0: batch + 1}, {0: tokens}, {0: batch}, {0: batch})
+    program = torch.export.export(ExtendStep(), extend_inputs(3, 4), dynamic_shapes=shapes, strict=strict)
+    export.save(export.bind(program), tmp_path / "extend.pt2")
+    loaded, eager = export.load(tmp_path / "extend.pt2").module(), ExtendStep()
+    for new in ((1, 1, 1), (7, 2), (5, 0, 3, 8)):
+        inputs = extend_inputs(*new)
+        compare(loaded(*inputs), eager(*inputs))
+
+
 def test_bind_names_a_kernel_in_every_node_and_leaves_the_program_alone() -> None:
     program = export_step()
     before = str(program.graph_module.code)
