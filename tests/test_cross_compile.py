@@ -43,7 +43,7 @@ MODULES = [m for m, _ in builtin_kernel_modules() if m.rsplit(".", 1)[1] == "tri
 
 
 def chosen(part: str, found: list[Any]) -> list[Any]:
-    """Return all cases on one part of each vendor, and each kernel's main case on the others: a compile takes seconds."""
+    """Return all cases on one part of each vendor, the main one on the others: a compile takes seconds."""
     return found if part in ("sm90", "gfx942") else found[:2][-1:]
 
 
