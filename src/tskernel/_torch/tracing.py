@@ -32,6 +32,7 @@ def choose(
 
     With ``for_all_sizes`` a kernel whose ``rejects`` would have to know a symbolic size is passed over; without, the
     tracer is asked, which guards on the answer. A kernel that restricts a trait whose value is symbolic never fits.
+    Measured times, which belong to sizes, are not asked.
     Raises: NoKernelFoundError or OverrideError with every candidate's reason.
     """
     traits = op.traits_of(arguments, return_lse=form == "lse")
