@@ -53,7 +53,9 @@ def cases() -> list[Any]:
         pytest.param(part, case, id=f"{part}-{module.split('.')[-2]}-{case.name}")
         for part, p in PARTS.items()
         for module in MODULES
-        for case in chosen(part, importlib.import_module(module).compile_cases(Chip(p.backend == "hip", p.shared)))
+        for case in chosen(
+            part, importlib.import_module(module).compile_cases(Chip(p.backend == "hip", p.shared, p.arch == 100))
+        )
     ]
 
 

@@ -36,10 +36,14 @@ class Config(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What tile sizes depend on: AMD or not, and how many bytes of shared memory a program may have."""
+    """What tile sizes depend on: AMD or not, bytes of shared memory of a program, and whether it has tensor memory.
+
+    With tensor memory (sm100) Triton keeps further copies of operands in shared memory.
+    """
 
     hip: bool
     shared: int
+    tensor_memory: bool = False
 
 
 def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, kv: Keys, chip: Chip) -> Config:
@@ -50,7 +54,7 @@ def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, k
     elif chip.hip:
         return Config(_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
     elif wide > 256:
-        c = Config(_tile_rows(rows, 64), 64, 8 if rows > 32 else 4, 2)
+        c = Config(_tile_rows(rows, 64), 32 if chip.tensor_memory else 64, 8 if rows > 32 else 4, 2)
     elif rows <= 32:
         c = _few_rows(_tile_rows(rows, 32), wide, kv)
     elif kv.page > 0:
@@ -130,7 +134,8 @@ def chip_of(device: torch.device) -> Chip:
     if device.type != "cuda":
         return Chip(False, 99 << 10)
     have = torch.cuda.get_device_properties(device)
-    return Chip(torch.version.hip is not None, getattr(have, "shared_memory_per_block_optin", 64 << 10))
+    hip = torch.version.hip is not None
+    return Chip(hip, getattr(have, "shared_memory_per_block_optin", 64 << 10), not hip and have.major == 10)
 
 
 def _bucket(blocks: int) -> int:
