@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tskernel.backends.compile_case import CompileCase
+from tskernel.backends.lazy_triton import LazyKernel
 from tskernel.backends.portable._attention_launch import Chip
 from tskernel.dispatch.registry import builtin_kernel_modules
 
@@ -39,11 +41,15 @@ PARTS = {
 MAX_LOCAL, MAX_SPILLS = 256, 16
 # Integer arguments that are multiples of 16 in practice; the just-in-time compiler sees that by itself.
 DIVISIBLE = {"q_row", "q_head", "k_page", "k_row", "k_head", "v_page", "v_row", "v_head", "out_row", "out_head"}
-MODULES = [m for m, _ in builtin_kernel_modules() if m.rsplit(".", 1)[1] == "triton"]
+MODULES = [m for m, _ in builtin_kernel_modules() if hasattr(importlib.import_module(m), "compile_cases")]
 
 
-def chosen(part: str, found: list[Any]) -> list[Any]:
+def chosen(part: str, module: Any) -> list[Any]:
     """Return all cases on one part of each vendor, the main one on the others: a compile takes seconds."""
+    p = PARTS[part]
+    if part not in getattr(module, "COMPILE_PARTS", PARTS):
+        return []
+    found = module.compile_cases(Chip(p.backend == "hip", p.shared, p.arch == 100))
     return found if part in ("sm90", "gfx942") else found[:2][-1:]
 
 
@@ -51,27 +57,36 @@ def cases() -> list[Any]:
     """Return the cases of every kernel file on every part."""
     return [
         pytest.param(part, case, id=f"{part}-{module.split('.')[-2]}-{case.name}")
-        for part, p in PARTS.items()
+        for part in PARTS
         for module in MODULES
-        for case in chosen(
-            part, importlib.import_module(module).compile_cases(Chip(p.backend == "hip", p.shared, p.arch == 100))
-        )
+        for case in chosen(part, importlib.import_module(module))
     ]
+
+
+def source_of(case: Any) -> Any:
+    """Return what the just-in-time compiler would hand to the compiler; pointers are aligned."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    function = case.function.resolve() if isinstance(case.function, LazyKernel) else case.function
+    names = function.arg_names
+    divisible = getattr(case, "aligned", DIVISIBLE)
+    aligned = [["tt.divisibility", 16]]
+    attributes = {(i,): aligned for i, n in enumerate(names) if case.signature[n].startswith("*") or n in divisible}
+    constants = {(names.index(n),): v for n, v in case.constants.items()}
+    kind = GluonASTSource if function.is_gluon() else ASTSource
+    return kind(function, case.signature, constants, attributes)
 
 
 def build(part: Part, case: Any) -> Any:
     """Compile as the just-in-time compiler would on that part."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    function = case.function.resolve()
-    names = function.arg_names
-    aligned = [["tt.divisibility", 16]]
-    attributes = {(i,): aligned for i, n in enumerate(names) if case.signature[n].startswith("*") or n in DIVISIBLE}
-    constants = {(names.index(n),): v for n, v in case.constants.items()}
-    source = ASTSource(function, case.signature, constants, attributes)
-    options = {"num_warps": case.config.warps, "num_stages": case.config.stages}
-    return triton.compile(source, target=GPUTarget(part.backend, part.arch, part.lanes), options=options)
+    if isinstance(case, CompileCase):
+        options = case.options
+    else:
+        options = {"num_warps": case.config.warps, "num_stages": case.config.stages}
+    return triton.compile(source_of(case), target=GPUTarget(part.backend, part.arch, part.lanes), options=options)
 
 
 def local_bytes(cubin: bytes) -> int:
