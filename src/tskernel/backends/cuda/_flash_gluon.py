@@ -1,0 +1,445 @@
+# ruff: noqa: ANN001, ANN202
+# pyright: reportCallIssue=false, reportAssignmentType=false
+"""Flash attention for Hopper in Gluon: a producer warp and two to four consumer warpgroups, persistent.
+
+A tile of work is ``CONSUMERS x 64`` rows of one KV head: tokens of one sequence times the ``PACK`` query heads that are
+side by side. The producer copies queries, keys and values with the tensor memory accelerator into rings of buffers, also
+those of the next tile, while the consumers compute. A consumer has the product of the next keys in flight while it
+weighs the last ones (overlap within a warpgroup), and consumers take turns to issue products, so that one's softmax
+runs under another's products (overlap between warpgroups).
+
+Every range is derived on the device from the true lengths. Rows that no sequence owns are one more sequence, without
+keys, behind the last.
+
+Source: Shah et al. 2024 (FlashAttention-3), https://arxiv.org/abs/2407.08608; Dao 2023, https://arxiv.org/abs/2307.08691.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tskernel.backends.lazy_triton import gluon_jit
+
+if TYPE_CHECKING:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+
+
+# fmt: off
+@gluon_jit
+def _find(tile, cu_q, sequences, TOKENS: gl.constexpr):
+    """Return the sequence of a tile: sequence s starts at tile ``cu_q[s] // TOKENS + s``, which leaves it enough."""
+    low = 0
+    high = sequences + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if gl.load(cu_q + middle) // TOKENS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@gluon_jit
+def _locate(index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window,
+            TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Return a tile's block of heads, queries, first token and keys, and the key blocks: ``count`` from ``left`` on.
+
+    The last tiles see the most keys: first come, first served. ``heads_fast`` blocks of heads go side by side, so that
+    what they read stays in the L2 cache.
+    """
+    outer = index // (heads_fast * tiles)
+    inner = index % (heads_fast * tiles)
+    block = outer * heads_fast + inner % heads_fast
+    tile = tiles - 1 - inner // heads_fast
+    seq = _find(tile, cu_q, sequences, TOKENS)
+    owned = seq < sequences
+    q_start = gl.load(cu_q + seq)
+    q_len = gl.where(owned, gl.load(cu_q + seq + 1, mask=owned, other=0), rows) - q_start
+    first = (tile - q_start // TOKENS - seq) * TOKENS
+    k_start = gl.load(cu_k + seq)
+    k_len = gl.where(owned, gl.load(cu_k + seq + 1, mask=owned, other=0) - k_start, 0)
+    shift = k_len - q_len
+    left = 0
+    right = k_len
+    if CAUSAL:
+        right = gl.minimum(k_len, gl.minimum(first + TOKENS, q_len) + shift)
+    if WINDOW:
+        left = gl.maximum(0, first + shift - window)
+    count = gl.where(first < q_len, gl.maximum(0, right - left + BLOCK_N - 1) // BLOCK_N, 0)
+    return block, q_start, q_len, first, k_start, k_len, left, count
+
+
+@gluon_jit
+def _fetch(desc, row, head, full, empty, buffers, stage, phase):
+    """Copy rows of one head into a stage of a ring, once it is free."""
+    hopper.mbarrier.wait(empty.index(stage), phase ^ 1)
+    hopper.mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    hopper.tma.async_copy_global_to_shared(desc, [row, head, 0], full.index(stage), buffers.index(stage))
+
+
+@gluon_jit
+def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+             cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
+             GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+             BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead."""
+    TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
+    step = 0
+    served = 0
+    for index in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
+            index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+        if count > 0:
+            kv_head = block * PACK // GROUP
+            for w in gl.static_range(CONSUMERS):
+                _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_empty, q_bufs, w, served & 1)
+            served += 1
+            at = k_start + left + (count - 1) * BLOCK_N
+            _fetch(k_desc, at, kv_head, k_full, k_empty, k_bufs, step % STAGES, (step // STAGES) & 1)
+            for _ in range(1, count):
+                ahead = step + 1
+                _fetch(k_desc, at - BLOCK_N, kv_head, k_full, k_empty, k_bufs, ahead % STAGES, (ahead // STAGES) & 1)
+                _fetch(v_desc, at, kv_head, v_full, v_empty, v_bufs, step % STAGES, (step // STAGES) & 1)
+                at -= BLOCK_N
+                step += 1
+            _fetch(v_desc, at, kv_head, v_full, v_empty, v_bufs, step % STAGES, (step // STAGES) & 1)
+            step += 1
+
+
+@gluon_jit
+def _exp2(x):
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon_jit
+def _pack(weights, dtype: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Round pairs of weights into one register each: halves carried around a loop would be taken apart each time."""
+    low, high = gl.split(gl.reshape(weights, [64, BLOCK_N // 2, 2]))
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1)
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon_jit
+def _unpack(pairs, dtype: gl.constexpr, BLOCK_N: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Return pairs of weights as the left operand of a product."""
+    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.int16, gl.int16), is_pure=True, pack=1)
+    weights = gl.reshape(gl.join(low, high), [64, BLOCK_N]).to(dtype, bitcast=True)
+    return gl.convert_layout(weights, P_LAYOUT)
+
+
+@gluon_jit
+def _soften(s, factor, cap, CAP: gl.constexpr, FUSED: gl.constexpr):
+    """Scale and cap raw scores, in units of log2; FUSED leaves the scale to the exponential."""
+    if CAP:
+        # tanh by one exponential: where it overflows the quotient is 0 and the result 1.
+        return cap * (1.0 - 2.0 / (1.0 + _exp2(s * factor)))
+    elif FUSED:
+        return s
+    else:
+        return s * factor
+
+
+@gluon_jit
+def _mask(s, own, start, window, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Hide the keys behind ``own``, each row's last one, and those before its window."""
+    column = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S_LAYOUT))
+    last = own - start
+    if WINDOW:
+        # What stands behind is negative, so as an unsigned number beyond any window: one comparison for both ends.
+        seen = (last[:, None] - column[None, :]).to(gl.uint32, bitcast=True) <= window.to(gl.uint32, bitcast=True)
+    else:
+        seen = column[None, :] <= last[:, None]
+    return gl.where(seen, s, float("-inf"))
+
+
+@gluon_jit
+def _weigh(s, top, factor, FUSED: gl.constexpr, MASKED: gl.constexpr):
+    """Return weights relative to the highest score so far, that score, and the factor for what came before."""
+    high = gl.max(s, 1)
+    if FUSED:
+        high = high * factor
+    new = gl.maximum(top, high)
+    base = new
+    if MASKED:
+        base = gl.where(new == float("-inf"), 0.0, new)
+    if FUSED:
+        weights = _exp2(s * factor - base[:, None])
+    else:
+        weights = _exp2(s - base[:, None])
+    return weights, new, _exp2(top - base)
+
+
+@gluon_jit
+def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, window, factor, cap,
+          q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
+          W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
+          S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
+    dtype: gl.constexpr = v_bufs.dtype
+    for i in range(0, blocks_to - blocks_from):
+        n = blocks_to - 1 - i
+        stage = step % STAGES
+        last = (step - 1) % STAGES
+        hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+        if TURNS:
+            hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
+        nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        hopper.mbarrier.wait(v_full.index(last), ((step - 1) // STAGES) & 1)
+        acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(last), acc, is_async=True)
+        if TURNS:
+            hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+        s = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[s])
+        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+        s = _soften(s, factor, cap, CAP, FUSED)
+        if MASKED:
+            s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
+        weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
+        total = total * shrink + gl.sum(weights, 1)
+        acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        hopper.mbarrier.arrive(v_empty.index(last), count=1)
+        pairs = _pack(weights, dtype, BLOCK_N)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        step += 1
+    return acc, pairs, top, total, step
+
+
+@gluon_jit
+def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
+    """Zero the rows of a value block from ``valid`` on: what lies there may be NaN, and 0 * NaN is NaN.
+
+    All consumers do it, for themselves: the same zeros.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
+    values = v_buf.load(LAYOUT)
+    row = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
+    v_buf.store(gl.where((row < valid)[:, None], values, 0.0))
+    hopper.fence_async_shared()
+
+
+@gluon_jit
+def _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
+            DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+            S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
+    """Normalise and write the rows that exist; the sink enters the denominator only."""
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    token = mine + row // PACK
+    head = block * PACK + row % PACK
+    base = gl.where(top == float("-inf"), 0.0, top)
+    if LSE:
+        to_lse = (q_start + token).to(gl.int64) * lse_row + head * lse_head
+        gl.store(lse + to_lse, (base + gl.log2(total)) * 0.6931471805599453, mask=token < q_len)
+    if SINKS:
+        sink = gl.load(sinks + head).to(gl.float32)
+        total = total + _exp2(sink * 1.4426950408889634 - base)
+    share = 1.0 / gl.where(total == 0.0, 1.0, total)
+    acc = acc * gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
+    value = gl.convert_layout(acc.to(out.dtype.element_ty), WIDE)
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, WIDE))
+    token = mine + row // PACK
+    column = gl.arange(0, D_V, layout=gl.SliceLayout(0, WIDE))
+    to = (q_start + token).to(gl.int64) * out_row + (block * PACK + row % PACK) * out_head
+    gl.store(out + to[:, None] + column[None, :], value, mask=(token < q_len)[:, None] & (column < DV)[None, :])
+
+
+@gluon_jit
+def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+             cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+             out_row, out_head, lse_row, lse_head,
+             W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
+             STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+             CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr, TURNS: gl.constexpr):
+    """Compute the W-th 64 rows of each tile."""
+    TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    dtype: gl.constexpr = v_bufs.dtype
+    step = 0
+    served = 0
+    for index in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
+            index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+        mine = first + W * (64 // PACK)
+        acc = gl.zeros([64, D_V], gl.float32, O_LAYOUT)
+        top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        if count > 0:
+            shift = k_len - q_len
+            row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+            # Rows behind the sequence's last have nothing to hide but what lies behind its last key.
+            own = gl.minimum(mine + row // PACK + shift, k_len - 1) if CAUSAL else row * 0 + k_len - 1
+            q_buf = q_bufs.index(W).reshape([64, q_bufs.shape[3]])
+            stage = step % STAGES
+            phase = (step // STAGES) & 1
+            hopper.mbarrier.wait(q_full.index(W), served & 1)
+            hopper.mbarrier.wait(k_full.index(stage), phase)
+            if TURNS:
+                hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
+            nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+            s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            if TURNS:
+                hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+            s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
+            hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+            s = _soften(s, factor, cap, CAP, FUSED)
+            end = left + count * BLOCK_N
+            s = _mask(s, own, end - BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
+            weights, top, shrink = _weigh(s, top, factor, FUSED, True)
+            total = gl.sum(weights, 1)
+            pairs = _pack(weights, dtype, BLOCK_N)
+            if end > k_len:
+                hopper.mbarrier.wait(v_full.index(stage), phase)
+                _clean(v_bufs.index(stage), k_len - (end - BLOCK_N), BLOCK_N, D_V)
+            step += 1
+            # Which of the other blocks all rows see whole.
+            free_to = count - 1
+            free_from = 0
+            if CAUSAL:
+                free_to = gl.maximum(0, gl.minimum(count - 1, (first + shift + 1 - left) // BLOCK_N))
+            if WINDOW:
+                ends = gl.minimum(first + TOKENS, q_len) - 1 + shift - window - left
+                free_from = gl.minimum(free_to, gl.maximum(0, ends + BLOCK_N - 1) // BLOCK_N)
+            if CAUSAL:
+                acc, pairs, top, total, step = _walk(
+                    acc, pairs, top, total, step, free_to, count - 1, own, left, window, factor, cap,
+                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+                    WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            acc, pairs, top, total, step = _walk(
+                acc, pairs, top, total, step, free_from, free_to, own, left, window, factor, cap,
+                q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+                WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            if WINDOW:
+                acc, pairs, top, total, step = _walk(
+                    acc, pairs, top, total, step, 0, free_from, own, left, window, factor, cap,
+                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+                    WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            hopper.mbarrier.arrive(q_empty.index(W), count=1)
+            served += 1
+            stage = (step - 1) % STAGES
+            hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
+            acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
+            acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+            hopper.mbarrier.arrive(v_empty.index(stage), count=1)
+        _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
+                DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
+
+
+@gluon_jit
+def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
+    """Return COUNT barriers that complete after as many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        hopper.mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+@gluon_jit(do_not_specialize=("sequences", "tiles", "blocks", "rows", "heads_fast", "window"))
+def _attend(
+    q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+    out_row, out_head, lse_row, lse_head,
+    DV: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+):
+    """Work through the tiles ``program, program + programs, ...``.
+
+    ``q_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one head. With a
+    window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``.
+    """
+    D: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
+    D_V: gl.constexpr = v_desc.block_type.shape[2]
+    dtype: gl.constexpr = q_desc.dtype
+    q_bufs = gl.allocate_shared_memory(dtype, [CONSUMERS, 64 // PACK, PACK, D], q_desc.layout)
+    k_bufs = gl.allocate_shared_memory(
+        dtype, [STAGES, BLOCK_N, D], gl.NVMMASharedLayout.get_default_for([BLOCK_N, D], dtype))
+    v_bufs = gl.allocate_shared_memory(
+        dtype, [STAGES, BLOCK_N, D_V], gl.NVMMASharedLayout.get_default_for([BLOCK_N, D_V], dtype))
+    q_full = _barriers(1, CONSUMERS)
+    q_empty = _barriers(1, CONSUMERS)
+    k_full = _barriers(1, STAGES)
+    k_empty = _barriers(CONSUMERS, STAGES)
+    v_full = _barriers(1, STAGES)
+    v_empty = _barriers(CONSUMERS, STAGES)
+    turns = _barriers(1, CONSUMERS)
+    hopper.fence_async_shared()
+    # Constants reach a partition only where its tuple is written out in the call.
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (
+                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
+                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+        ], [4, 1], [REGISTERS, 24])
+    elif CONSUMERS == 3:
+        gl.warp_specialize([
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (
+                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
+                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+    else:
+        gl.warp_specialize([
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (
+                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (
+                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
+                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
+# fmt: on
+
+# Launching a program puts Gluon's own object in the place of its name; here the declaration stays.
+ATTEND = _attend
