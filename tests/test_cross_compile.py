@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tskernel.backends.compile_case import CompileCase
-from tskernel.backends.lazy_triton import LazyKernel
+from tskernel.backends.lazy_triton import resolved
 from tskernel.backends.portable._attention_launch import Chip
 from tskernel.dispatch.registry import builtin_kernel_modules
 
@@ -68,7 +68,7 @@ def source_of(case: Any) -> Any:
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    function = case.function.resolve() if isinstance(case.function, LazyKernel) else case.function
+    function = resolved(case.function)
     names = function.arg_names
     divisible = getattr(case, "aligned", DIVISIBLE)
     aligned = [["tt.divisibility", 16]]

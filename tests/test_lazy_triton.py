@@ -57,6 +57,20 @@ def test_declaring_imports_nothing_and_launching_runs(tmp_path: Path) -> None:
     assert run(tmp_path, code, TRITON_INTERPRET="1").strip() == "InterpretedFunction"
 
 
+def test_a_prepared_launch_runs_in_the_interpreter(tmp_path: Path) -> None:
+    code = """
+        import torch, declared
+        from tskernel.backends.triton_launch import prepare
+        x, y = torch.arange(10.0), torch.full((10,), -7.0)
+        launch = prepare(declared.kernel, (3,), x, y, 10, BLOCK=4)
+        launch(x, y)
+        assert torch.equal(y, x * x), y
+        launch(2 * x, y)
+        assert torch.equal(y, 4 * x * x), y
+    """
+    run(tmp_path, code, TRITON_INTERPRET="1")
+
+
 def test_without_triton_the_kernel_is_unavailable_with_a_reason(tmp_path: Path) -> None:
     code = """
         import sys, declared

@@ -170,11 +170,19 @@ def gluon_jit(
     return _declarator(LazyGluonKernel, function, options)
 
 
+def resolved(kernel: Any) -> Any:
+    """Return the Triton function of a kernel.
+
+    A file's names hold Triton's own functions once one of them was resolved, declared ones before.
+    """
+    return kernel.resolve() if isinstance(kernel, LazyKernel) else kernel
+
+
 def traced(kernel: Any) -> Any:
     """Return what to launch while a graph is traced: torch's wrapper, which records the launch instead of making it."""
     from torch.library import wrap_triton
 
-    return wrap_triton(kernel.resolve() if isinstance(kernel, LazyKernel) else kernel)
+    return wrap_triton(resolved(kernel))
 
 
 def _declarator(kind: type[LazyKernel], function: Callable[..., Any] | None, options: JitOptions) -> Any:
