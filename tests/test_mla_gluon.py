@@ -1,0 +1,101 @@
+"""The Hopper latent attention without a GPU: its own source, emulated, against the oracle."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gluon_emulation
+import pytest
+import torch
+
+from tskernel.backends.cuda import _mla_launch as latent
+from tskernel.testing import compare, oracle
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches run here, on three made-up multiprocessors."""
+    monkeypatch.setattr(latent.device, "DECLARED", gluon_emulation.emulate(latent.device.DECLARED))
+    monkeypatch.setattr(latent, "multiprocessors", lambda _device: 3)
+    monkeypatch.setattr(latent, "_map", gluon_emulation.Descriptor)
+
+
+def call(lens: list[int], heads: int, q_len: int, page: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Return a call whose unused slots are NaN and whose unused table entries are garbage."""
+    torch.manual_seed(sum(lens) + page)
+    need = [-(-n // page) for n in lens]
+    pages = sum(need) + 1
+    order = random.Random(0).sample(range(pages), pages)
+    table = torch.full((len(lens), max(need) + 1), -1, dtype=torch.int32)
+    table[:, -1] = 2**31 - 1
+    kv = torch.full((pages, page, 1, 576), float("nan"))
+    for i, n in enumerate(lens):
+        for j in range(need[i]):
+            table[i, j] = page_id = order.pop()
+            kv[page_id, : n - j * page] = torch.randn(min(page, n - j * page), 1, 576)
+    return {
+        "q": torch.randn(len(lens), q_len, heads, 576).to(dtype),
+        "kv_cache": kv.to(dtype),
+        "page_table": table,
+        "cache_seqlens": torch.tensor(lens, dtype=torch.int32),
+    }
+
+
+def attend(given: dict[str, Any], plan: latent.Plan = latent.DEFAULT, scale: float = 0.07) -> tuple[Any, Any]:
+    """Run the kernel into poisoned buffers."""
+    q = given["q"]
+    out = torch.full((*q.shape[:3], 512), -7.0, dtype=q.dtype)
+    lse = torch.full(q.shape[:3], -7.0)
+    latent.attend(q, given["kv_cache"], given["page_table"], given["cache_seqlens"], out, lse, scale, plan)
+    return out, lse
+
+
+CASES = {
+    "one key": ([1], 4, 1, 64, latent.DEFAULT),
+    "chunks": ([200, 64, 0, 130], 16, 1, 64, latent.Plan(1, 100)),
+    "one chunk each": ([449, 65], 16, 1, 64, latent.Plan(8, 4)),
+    "flat line": ([200, 64, 0, 130, 70, 500], 16, 1, 64, latent.Plan(1, 0)),
+    "flat line of whole tiles": ([128, 128, 128, 128], 100, 1, 64, latent.DEFAULT),
+    "verify, two tiles": ([1, 3, 66, 0, 129], 30, 3, 64, latent.DEFAULT),
+    "page 16": ([1, 17, 64, 100], 16, 2, 16, latent.Plan(1, 1)),
+    "page 32": ([33, 95, 64], 16, 1, 32, latent.DEFAULT),
+    "page 128": ([127, 129, 300], 16, 1, 128, latent.Plan(1, 1)),
+}
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("case", CASES)
+def test_the_emulated_kernel_equals_the_oracle(case: str) -> None:
+    lens, heads, q_len, page, plan = CASES[case]
+    given = call(lens, heads, q_len, page)
+    rest = {"max_seqlen_k": max(lens), "kv_lora_rank": 512, "qk_nope_head_dim": 128, "softmax_scale": 0.07}
+    want, want_lse = oracle("mla_decode_with_kvcache", **given, **rest, return_lse=True)
+    got, got_lse = attend(given, plan)
+    compare(got, want)
+    compare(got_lse, want_lse, dtype=torch.float16)
+
+
+@pytest.mark.usefixtures("programs")
+def test_an_empty_batch_of_requests_writes_zeros() -> None:
+    out, lse = attend(call([0, 0], 16, 1, 64))
+    compare(out, torch.zeros_like(out), exact=True)
+    compare(lse, torch.full_like(lse, float("-inf")), exact=True)
+
+
+@pytest.mark.parametrize(
+    ("page", "strides", "reason"),
+    [
+        (48, (48 * 576, 576, 576, 1), "page size"),
+        (64, (64 * 580, 580, 580, 1), "strides"),
+        (64, (0, 576, 576, 1), "strides"),
+    ],
+)
+def test_what_a_tensor_map_cannot_describe_is_declined(page: int, strides: tuple[int, ...], reason: str) -> None:
+    kv = torch.empty_strided((2, page, 1, 576), strides)
+    why = latent.unsuitable(torch.empty(1, 1, 16, 576), kv)
+    assert why is not None and reason in why
+
+
+def test_the_stride_of_a_single_page_does_not_matter() -> None:
+    assert latent.unsuitable(torch.empty(1, 1, 16, 576), torch.empty_strided((1, 64, 1, 576), (3, 576, 7, 1))) is None
