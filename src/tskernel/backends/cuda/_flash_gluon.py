@@ -16,7 +16,7 @@ Source: Shah et al. 2024 (FlashAttention-3), https://arxiv.org/abs/2407.08608; D
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tskernel.backends.lazy_triton import gluon_jit
 
@@ -81,7 +81,7 @@ def _fetch(desc, row, head, full, empty, buffers, stage, phase):
 @gluon_jit
 def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
              cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-             GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+             GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
              BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
     """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
@@ -93,7 +93,8 @@ def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
-                _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_empty, q_bufs, w, served & 1)
+                _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_empty, q_bufs,
+                       served % Q_STAGES * CONSUMERS + w, (served // Q_STAGES) & 1)
             served += 1
             at = k_start + left + (count - 1) * BLOCK_N
             _fetch(k_desc, at, kv_head, k_full, k_empty, k_bufs, step % STAGES, (step // STAGES) & 1)
@@ -150,12 +151,10 @@ def _mask(s, own, start, window, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr, S_
     """Hide the keys behind ``own``, each row's last one, and those before its window."""
     column = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S_LAYOUT))
     last = own - start
+    s = gl.where(column[None, :] <= last[:, None], s, float("-inf"))
     if WINDOW:
-        # What stands behind is negative, so as an unsigned number beyond any window: one comparison for both ends.
-        seen = (last[:, None] - column[None, :]).to(gl.uint32, bitcast=True) <= window.to(gl.uint32, bitcast=True)
-    else:
-        seen = column[None, :] <= last[:, None]
-    return gl.where(seen, s, float("-inf"))
+        s = gl.where(column[None, :] >= (last - window)[:, None], s, float("-inf"))
+    return s
 
 
 @gluon_jit
@@ -173,6 +172,23 @@ def _weigh(s, top, factor, FUSED: gl.constexpr, MASKED: gl.constexpr):
     else:
         weights = _exp2(s - base[:, None])
     return weights, new, _exp2(top - base)
+
+
+@gluon_jit
+def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
+    """Zero the rows of a value block from ``valid`` on: what lies there may be NaN, and 0 * NaN is NaN.
+
+    All consumers do it, for themselves: the same zeros.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
+    ROWS: gl.constexpr = 16
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    for i in gl.static_range(BLOCK_N // ROWS):
+        if valid < (i + 1) * ROWS:
+            part = v_buf.slice(i * ROWS, ROWS)
+            values = part.load(LAYOUT)
+            part.store(gl.where((i * ROWS + row < valid)[:, None], values, 0.0))
+    hopper.fence_async_shared()
 
 
 @gluon_jit
@@ -212,16 +228,42 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
 
 
 @gluon_jit
-def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
-    """Zero the rows of a value block from ``valid`` on: what lies there may be NaN, and 0 * NaN is NaN.
-
-    All consumers do it, for themselves: the same zeros.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
-    values = v_buf.load(LAYOUT)
-    row = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
-    v_buf.store(gl.where((row < valid)[:, None], values, 0.0))
-    hopper.fence_async_shared()
+def _walk_in_order(acc, top, total, step, blocks_from, blocks_to, own, left, k_len, window, factor, cap,
+                   q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
+                   W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
+                   D_V: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
+                   MASKED: gl.constexpr, TURNS: gl.constexpr,
+                   S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Score and add the key blocks one after another: fewer registers, and one stage of each ring is enough."""
+    for i in range(0, blocks_to - blocks_from):
+        start = left + (blocks_to - 1 - i) * BLOCK_N
+        stage = step % STAGES
+        phase = (step // STAGES) & 1
+        hopper.mbarrier.wait(k_full.index(stage), phase)
+        if TURNS:
+            hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
+        nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if TURNS:
+            hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+        s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
+        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+        s = _soften(s, factor, cap, CAP, FUSED)
+        if MASKED:
+            s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
+        weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
+        total = total * shrink + gl.sum(weights, 1)
+        p = gl.convert_layout(weights.to(v_bufs.dtype), P_LAYOUT)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        hopper.mbarrier.wait(v_full.index(stage), phase)
+        if MASKED:
+            if start + BLOCK_N > k_len:
+                _clean(v_bufs.index(stage), k_len - start, BLOCK_N, D_V)
+        acc = hopper.warpgroup_mma(p, v_bufs.index(stage), acc, is_async=True)
+        acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        hopper.mbarrier.arrive(v_empty.index(stage), count=1)
+        step += 1
+    return acc, top, total, step
 
 
 @gluon_jit
@@ -251,23 +293,110 @@ def _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_r
 
 
 @gluon_jit
+def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
+                W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
+                D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
+                TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Go through a tile's key blocks with the product of the next keys in flight during each softmax."""
+    dtype: gl.constexpr = v_bufs.dtype
+    stage = step % STAGES
+    phase = (step // STAGES) & 1
+    hopper.mbarrier.wait(k_full.index(stage), phase)
+    if TURNS:
+        hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
+    nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if TURNS:
+        hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+    s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
+    hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+    s = _soften(s, factor, cap, CAP, FUSED)
+    start = left + (count - 1) * BLOCK_N
+    s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
+    weights, top, shrink = _weigh(s, top, factor, FUSED, True)
+    total = gl.sum(weights, 1)
+    pairs = _pack(weights, dtype, BLOCK_N)
+    if start + BLOCK_N > k_len:
+        hopper.mbarrier.wait(v_full.index(stage), phase)
+        _clean(v_bufs.index(stage), k_len - start, BLOCK_N, D_V)
+    step += 1
+    if CAUSAL:
+        acc, pairs, top, total, step = _walk(
+            acc, pairs, top, total, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor, cap,
+            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    acc, pairs, top, total, step = _walk(
+        acc, pairs, top, total, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor, cap,
+        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    if WINDOW:
+        acc, pairs, top, total, step = _walk(
+            acc, pairs, top, total, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor, cap,
+            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    stage = (step - 1) % STAGES
+    hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
+    acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
+    acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    hopper.mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, top, total, step
+
+
+@gluon_jit
+def _in_order(acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+              q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
+              W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
+              D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
+              TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Go through a tile's key blocks one after another."""
+    acc, top, total, step = _walk_in_order(
+        acc, top, total, step, free_to, count, own, left, k_len, window, factor, cap,
+        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+        WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    acc, top, total, step = _walk_in_order(
+        acc, top, total, step, free_from, free_to, own, left, k_len, window, factor, cap,
+        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    if WINDOW:
+        acc, top, total, step = _walk_in_order(
+            acc, top, total, step, 0, free_from, own, left, k_len, window, factor, cap,
+            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    return acc, top, total, step
+
+
+@gluon_jit
+def _free(first, q_len, shift, left, count, k_len, window, TOKENS: gl.constexpr, BLOCK_N: gl.constexpr,
+          CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Return from and to which block all rows of a tile see every key."""
+    seen_to = gl.minimum(first + shift + 1, k_len) if CAUSAL else k_len
+    free_to = gl.maximum(0, gl.minimum(count, (seen_to - left) // BLOCK_N))
+    free_from = 0
+    if WINDOW:
+        seen_from = gl.minimum(first + TOKENS, q_len) - 1 + shift - window - left
+        free_from = gl.minimum(free_to, gl.maximum(0, seen_from + BLOCK_N - 1) // BLOCK_N)
+    return free_from, free_to
+
+
+@gluon_jit
 def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
              cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
              out_row, out_head, lse_row, lse_head,
              W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
-             STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-             CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr, TURNS: gl.constexpr):
+             Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
+             WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+             TURNS: gl.constexpr, OVERLAP: gl.constexpr):
     """Compute the W-th 64 rows of each tile."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    dtype: gl.constexpr = v_bufs.dtype
     step = 0
     served = 0
+    block, q_start, q_len, first, k_start, k_len, left, count = _locate(
+        gl.program_id(0), cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
     for index in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
-        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
-            index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         mine = first + W * (64 // PACK)
         acc = gl.zeros([64, D_V], gl.float32, O_LAYOUT)
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
@@ -277,60 +406,29 @@ def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v
             row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
             # Rows behind the sequence's last have nothing to hide but what lies behind its last key.
             own = gl.minimum(mine + row // PACK + shift, k_len - 1) if CAUSAL else row * 0 + k_len - 1
-            q_buf = q_bufs.index(W).reshape([64, q_bufs.shape[3]])
-            stage = step % STAGES
-            phase = (step // STAGES) & 1
-            hopper.mbarrier.wait(q_full.index(W), served & 1)
-            hopper.mbarrier.wait(k_full.index(stage), phase)
-            if TURNS:
-                hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
-            nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-            s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-            if TURNS:
-                hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-            s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
-            hopper.mbarrier.arrive(k_empty.index(stage), count=1)
-            s = _soften(s, factor, cap, CAP, FUSED)
-            end = left + count * BLOCK_N
-            s = _mask(s, own, end - BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
-            weights, top, shrink = _weigh(s, top, factor, FUSED, True)
-            total = gl.sum(weights, 1)
-            pairs = _pack(weights, dtype, BLOCK_N)
-            if end > k_len:
-                hopper.mbarrier.wait(v_full.index(stage), phase)
-                _clean(v_bufs.index(stage), k_len - (end - BLOCK_N), BLOCK_N, D_V)
-            step += 1
-            # Which of the other blocks all rows see whole.
-            free_to = count - 1
-            free_from = 0
-            if CAUSAL:
-                free_to = gl.maximum(0, gl.minimum(count - 1, (first + shift + 1 - left) // BLOCK_N))
-            if WINDOW:
-                ends = gl.minimum(first + TOKENS, q_len) - 1 + shift - window - left
-                free_from = gl.minimum(free_to, gl.maximum(0, ends + BLOCK_N - 1) // BLOCK_N)
-            if CAUSAL:
-                acc, pairs, top, total, step = _walk(
-                    acc, pairs, top, total, step, free_to, count - 1, own, left, window, factor, cap,
-                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-                    WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            acc, pairs, top, total, step = _walk(
-                acc, pairs, top, total, step, free_from, free_to, own, left, window, factor, cap,
-                q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-                WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            if WINDOW:
-                acc, pairs, top, total, step = _walk(
-                    acc, pairs, top, total, step, 0, free_from, own, left, window, factor, cap,
-                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-                    WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            hopper.mbarrier.arrive(q_empty.index(W), count=1)
+            free_from, free_to = _free(first, q_len, shift, left, count, k_len, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+            stage = served % Q_STAGES * CONSUMERS + W
+            hopper.mbarrier.wait(q_full.index(stage), (served // Q_STAGES) & 1)
+            q_buf = q_bufs.index(stage).reshape([64, q_bufs.shape[3]])
+            if OVERLAP:
+                acc, top, total, step = _overlapped(
+                    acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                    CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            else:
+                acc, top, total, step = _in_order(
+                    acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                    CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
-            stage = (step - 1) % STAGES
-            hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
-            acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
-            acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-            hopper.mbarrier.arrive(v_empty.index(stage), count=1)
-        _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
-                DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
+        ready_block, ready_start, ready_len, ready_mine = block, q_start, q_len, mine
+        # The next tile's place is read while this one's rows are written.
+        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
+            index + gl.num_programs(0), cu_q, cu_k, sequences, tiles, rows, heads_fast, window,
+            TOKENS, BLOCK_N, CAUSAL, WINDOW)
+        _finish(acc, top, total, out, lse, sinks, ready_block, ready_start, ready_len, ready_mine,
+                out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
 
 
 @gluon_jit
@@ -346,9 +444,9 @@ def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
 def _attend(
     q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
     out_row, out_head, lse_row, lse_head,
-    DV: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    DV: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Work through the tiles ``program, program + programs, ...``.
 
@@ -359,13 +457,13 @@ def _attend(
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
     D_V: gl.constexpr = v_desc.block_type.shape[2]
     dtype: gl.constexpr = q_desc.dtype
-    q_bufs = gl.allocate_shared_memory(dtype, [CONSUMERS, 64 // PACK, PACK, D], q_desc.layout)
+    q_bufs = gl.allocate_shared_memory(dtype, [Q_STAGES * CONSUMERS, 64 // PACK, PACK, D], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(
         dtype, [STAGES, BLOCK_N, D], gl.NVMMASharedLayout.get_default_for([BLOCK_N, D], dtype))
     v_bufs = gl.allocate_shared_memory(
         dtype, [STAGES, BLOCK_N, D_V], gl.NVMMASharedLayout.get_default_for([BLOCK_N, D_V], dtype))
-    q_full = _barriers(1, CONSUMERS)
-    q_empty = _barriers(1, CONSUMERS)
+    q_full = _barriers(1, Q_STAGES * CONSUMERS)
+    q_empty = _barriers(1, Q_STAGES * CONSUMERS)
     k_full = _barriers(1, STAGES)
     k_empty = _barriers(CONSUMERS, STAGES)
     v_full = _barriers(1, STAGES)
@@ -378,68 +476,68 @@ def _attend(
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     elif CONSUMERS == 3:
         gl.warp_specialize([
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, PACK, CONSUMERS, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 # fmt: on
 
 # Launching a program puts Gluon's own object in the place of its name; here the declaration stays.
-ATTEND = _attend
+DECLARED: Final = {"attend": _attend}

@@ -16,16 +16,23 @@ from tskernel.dispatch.signature import same_formats
 CAPABILITY: Final = CapabilityRequirement(vendor="nvidia", family="sm90", packages=("triton",))
 SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float16))
 LOG2E: Final = 1.4426950408889634
+ALIGNED: Final = ("out_row", "out_head")
 KEYS_IN_CACHE: Final = 24 << 20  # bytes of keys and values that tiles side by side may read: half of the L2 cache
 
 
 class Config(NamedTuple):
-    """Consumer warpgroups of 64 rows each, keys per block, ring stages, taking turns, and registers per consumer thread."""
+    """How a program divides its work.
+
+    Consumer warpgroups of 64 rows each; keys per block; stages of the key and value rings and of the queries' one;
+    whether consumers take turns to issue products, and have two in flight; registers of a consumer thread.
+    """
 
     consumers: int
     block_n: int
     stages: int
+    q_stages: int
     turns: bool
+    overlap: bool
     registers: int
 
     @property
@@ -58,12 +65,12 @@ def choose_config(shape: Shape) -> Config:
     """Return tile sizes; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
-        return Config(2, 64, 2, True, 240)
+        return Config(2, 128, 1, 1, True, False, 240)
     if shape.window:
-        return Config(2, 64, 2, False, 240)
+        return Config(2, 64, 3, 2, False, True, 240)
     if wide > 64:
-        return Config(2, 128, 2, True, 240)
-    return Config(3, 128, 2, False, 160)
+        return Config(2, 128, 2, 2, True, True, 240)
+    return Config(3, 128, 2, 2, True, True, 160)
 
 
 def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...], scale: float | None) -> str | None:
@@ -140,9 +147,9 @@ def attend(
         sequences, tiles, blocks, rows, heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack),
         window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
         *out.stride()[:2], *((0, 0) if lse is None else lse.stride()[:2]),
-        DV=value_width, GROUP=group, PACK=pack, CONSUMERS=c.consumers, STAGES=c.stages, CAUSAL=shape.causal,
-        WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0, SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        DV=value_width, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages, STAGES=c.stages,
+        CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0, SINKS=sinks is not None, LSE=lse is not None,
+        TURNS=c.turns, OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
 
 
@@ -171,9 +178,10 @@ def case(
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
     given |= {"DV": value_width, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers, "STAGES": c.stages}
+    given |= {"Q_STAGES": c.q_stages, "OVERLAP": c.overlap}
     given |= {"TURNS": c.turns, "REGISTERS": c.registers}
-    code = device.ATTEND.function.__code__
+    code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: given.get(n, False) for n in arguments if n.isupper()}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
-    return CompileCase(name, device.ATTEND, signature, constants, {"num_warps": 4, "maxnreg": c.limit})
+    return CompileCase(name, device.DECLARED["attend"], signature, constants, {"num_warps": 4, "maxnreg": c.limit}, ALIGNED)
