@@ -24,6 +24,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, overload
 
+from torch import Tensor
+
+from tskernel._torch.guard import PLAIN
 from tskernel.dispatch.errors import KernelUnavailableError
 
 _lock = threading.RLock()
@@ -176,6 +179,14 @@ def resolved(kernel: Any) -> Any:
     A file's names hold Triton's own functions once one of them was resolved, declared ones before.
     """
     return kernel.resolve() if isinstance(kernel, LazyKernel) else kernel
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a kernel's host code runs to be recorded into a graph: there are no addresses then, sizes may be symbols.
+
+    It launches what ``traced`` returns then, and nothing that was prepared.
+    """
+    return type(tensor) not in PLAIN
 
 
 def traced(kernel: Any) -> Any:
