@@ -130,9 +130,12 @@ def test_unused_slots_and_entries(kernel: str, page_size: int) -> None:
 
 
 @each_paged
-def test_pages_freed_before_a_window(kernel: str) -> None:
-    arguments = cases.arguments_for(kernel, sequences([2, 2], [40, 0]), page_size=4, window_left=5)
-    arguments["page_table"][0, :8] = torch.tensor([-1, 2**31 - 1, -(2**31), 99, -1, -1, -1, -1])
+@pytest.mark.parametrize("page_size", (4, 64))
+def test_pages_freed_before_a_window(kernel: str, page_size: int) -> None:
+    """Their table entries name no page, and the last page's unused slots hold NaN."""
+    arguments = cases.arguments_for(kernel, sequences([2, 2], [300, 0]), page_size=page_size, window_left=5)
+    freed = (300 - 2 - 5) // page_size
+    arguments["page_table"][0, :freed] = torch.tensor((-1, 2**31 - 1, -(2**31), 99) * 20)[:freed]
     check(kernel, arguments)
 
 

@@ -181,17 +181,18 @@ def _fa3_pages(q: Tensor, k: Tensor, v: Tensor, out: Tensor, a: dict[str, Any], 
     need(lengths.is_contiguous() and lengths.dtype == torch.int32, "seqused_k")
     need((cu_q is None) == (q.dim() == 4) and (cu_q is None or a["max_seqlen_q"] is not None), "cu_seqlens_q")
     most = q.shape[1] if cu_q is None else a["max_seqlen_q"]
+    pads = torch.zeros_like(lengths) if a["leftpad_k"] is None else a["leftpad_k"]
     tiled = k.shape[1] % TILE == 0 and most * q.shape[-2] // k.shape[2] > TILE and a["leftpad_k"] is None
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]) if cu_q is None else (q.shape[1], q.shape[0]), NAN)
-    for b, length in enumerate(lengths.tolist()):
-        first = max(0, length - most - options["left"]) // TILE * TILE if options["left"] >= 0 else 0
+    for b, (length, pad) in enumerate(zip(lengths.tolist(), pads.tolist(), strict=True)):
+        start = max(0, length - pad - most - options["left"]) // TILE * TILE if options["left"] >= 0 else 0
         keys, values = (torch.zeros(length, *x.shape[2:], dtype=x.dtype) for x in (k, v))
-        for t in range(first, length):  # reads, and would fault on, every entry of its tiles
+        for t in range(pad + start, length):  # reads, and would fault on, every entry of its tiles
             page, slot = int(table[b, t // k.shape[1]]), t % k.shape[1]
             need(0 <= page < k.shape[0], f"illegal memory access at page {page}")
             keys[t], values[t] = k[page, slot], v[page, slot]
         rows = slice(b, b + 1) if cu_q is None else slice(*cu_q[b : b + 2].tolist())
-        result, found = attend(q[b] if cu_q is None else q[rows], keys, values, **options)
+        result, found = attend(q[b] if cu_q is None else q[rows], keys[pad:], values[pad:], **options)
         if tiled and length % TILE:
             result = result + (v[int(table[b, (length - 1) // k.shape[1]]), length % k.shape[1] :].float() * 0).sum()
         out[rows] = (result[None] if cu_q is None else result).to(out.dtype)

@@ -4,7 +4,8 @@ The interface is the op ``fwd`` that each build registers; the Python functions 
 flash-attention 0251105 (hopper/flash_api_stable.cpp), vllm-flash-attention 617264c and tokenspeed-fa3 3.0.0. What
 differs from the contracts, and is put right here: rows of no sequence are not written, the LSE is ``[heads, rows]``
 and contains the sink, sinks must be bf16, values behind the last sequence are multiplied by zero weights, and with
-pages as long as a tile so are unused slots (``leftpad_k`` chooses the path that leaves them out).
+pages as long as a tile so are unused slots. ``leftpad_k``, the first key of a sequence, chooses the path that leaves
+those out, and keeps it from pages before a window, which may be freed.
 
 Source: Shah et al. 2024, https://arxiv.org/abs/2407.08608.
 """
@@ -226,16 +227,18 @@ def _attend_pages(
     sinks: dict[str, Tensor],
 ) -> Tensor:
     """Call the op; return the LSE as ``[Tq, Hq]``."""
-    batch, (count, page_size) = pages.table.shape[0], pages.k.shape[:2]
+    batch, page_size = pages.table.shape[0], pages.k.shape[1]
+    cu_q = None if cu_q is None else cu_q.contiguous()
     table = pages.table.narrow(1, 0, columns)
     lengths = pages.lengths.contiguous()
-    if scores.window >= 0:
-        table = rows.mend_table(table, lengths, count, page_size)
     options: dict[str, Any] = {}
-    if _whole_tiles(page_size, max_q * q.shape[1] // pages.k.shape[2]):
+    if scores.window >= 0:
+        window = min(scores.window, columns * page_size)
+        options["leftpad_k"] = rows.first_keys(lengths, cu_q, max_q, window)
+    elif _whole_tiles(page_size, max_q * q.shape[1] // pages.k.shape[2]):
         options["leftpad_k"] = torch.zeros(batch, dtype=torch.int32, device=q.device)
     if cu_q is not None:
-        options |= {"cu_seqlens_q": cu_q.contiguous(), "max_seqlen_q": max_q}
+        options |= {"cu_seqlens_q": cu_q, "max_seqlen_q": max_q}
     else:
         q, out = q.unflatten(0, (batch, max_q)), out.unflatten(0, (batch, max_q))
     _, lse = forward(

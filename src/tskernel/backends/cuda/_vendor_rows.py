@@ -141,17 +141,14 @@ def _discount(
     tl.store(here, x.to(out.dtype.element_ty), mask=mask)
 
 
-@jit(do_not_specialize=("columns", "pages", "page_size", "step", "fixed_step"))
-def _mend(
-    table, lengths, fixed, columns, pages, page_size, step, fixed_step, BLOCK: tl.constexpr
-):  # fmt: skip
-    b, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    last = (tl.load(lengths + b) - 1) // page_size
-    if last >= 0:
-        spare = tl.load(table + b * step + tl.minimum(last, columns - 1))
-        page = tl.load(table + b * step + column, mask=column < columns, other=0)
-        page = tl.where((page >= 0) & (page < pages), page, spare)
-        tl.store(fixed + b * fixed_step + column, page, mask=(column < columns) & (column <= last))
+@jit(do_not_specialize=("batch", "q_len", "window"))
+def _first_key(lengths, ends, first, batch, q_len, window, RAGGED: tl.constexpr, BLOCK: tl.constexpr):
+    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = b < batch
+    if RAGGED:
+        q_len = tl.load(ends + b + 1, mask=inside, other=0) - tl.load(ends + b, mask=inside, other=0)
+    length = tl.load(lengths + b, mask=inside, other=0)
+    tl.store(first + b, tl.maximum(length - q_len - window, 0), mask=inside)
 
 
 def _pow2(n: int) -> int:
@@ -220,18 +217,17 @@ def discount(out: Tensor, given: Tensor, sinks: Tensor) -> None:
     )  # fmt: skip
 
 
-def mend_table(table: Tensor, lengths: Tensor, pages: int, page_size: int) -> Tensor:
-    """Return the table with entries that name no page replaced by the sequence's last page.
+def first_keys(lengths: Tensor, ends: Tensor | None, q_len: int, window: int) -> Tensor:
+    """Return, for each sequence, the first key that the window of its first query shows.
 
-    With a window a server may have freed, and marked so, pages that lie before it; a vendor kernel still reads those
-    that share a tile with the window's first key, and then masks them.
+    A vendor kernel reads whole tiles of keys and masks; what lies before a window may be freed pages.
     """
-    batch, columns = table.shape
-    fixed = torch.empty((batch, columns), dtype=table.dtype, device=table.device)
-    _mend[(batch, -(-columns // 256))](
-        table, lengths, fixed, columns, pages, page_size, table.stride(0), fixed.stride(0), BLOCK=256
+    batch = lengths.shape[0]
+    first = torch.empty_like(lengths)
+    _first_key[(-(-batch // 256),)](
+        lengths, ends, first, batch, q_len, window, RAGGED=ends is not None, BLOCK=256, num_warps=4
     )
-    return fixed
+    return first
 
 
 def crooked(**tensors: Tensor) -> str | None:
@@ -273,7 +269,7 @@ def compile_cases() -> list[CompileCase]:
         ("settle", _settle, {**sizes, **kv, "H_Q": 64, "LSE": True, "SHIELD": True}),
         ("blind", _blind, {**sizes, "LSE": True, "CAUSAL": True}),
         ("discount", _discount, sizes),
-        ("mend", _mend, {"BLOCK": 256}),
+        ("first key", _first_key, {"RAGGED": True, "BLOCK": 256}),
     ]
     return [_case(name, function, constants) for name, function, constants in every]
 
@@ -281,7 +277,7 @@ def compile_cases() -> list[CompileCase]:
 _KINDS: Final = {
     **dict.fromkeys(("values", "kept", "out"), "*bf16"),
     **dict.fromkeys(("lse", "given", "sinks"), "*fp32"),
-    **dict.fromkeys(("ends", "key_ends", "marks", "table", "lengths", "fixed"), "*i32"),
+    **dict.fromkeys(("ends", "key_ends", "marks", "lengths", "first"), "*i32"),
 }
 
 _ALIGNED: Final = ("v_row", "v_head", "out_row", "out_head")
