@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attention_cases as cases
@@ -186,6 +187,20 @@ def test_mla_prefill_of_deepseek(kernel: str, causal: bool) -> None:
         "cu_seqlens_q": cases.offsets(s.q), "cu_seqlens_kv": cases.offsets(s.k), "max_seqlen_q": 150,
         "max_seqlen_kv": 400, "is_causal": causal,
     })  # fmt: skip
+
+
+@each("mla_decode_with_kvcache")
+@pytest.mark.parametrize("version", ("414a2f3", "9241ae3"))
+@pytest.mark.parametrize("queries", (1, 3))
+def test_mla_decode_of_deepseek(kernel: str, version: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both interfaces; unused slots hold NaN, entries past a length are out of range, some rows see no key."""
+    monkeypatch.setitem(vendors.LIBRARIES, "flashmla", functools.partial(vendors.flash_mla, version))
+    torch.manual_seed(0)
+    q = [torch.randn(queries, 4, 576).to(BF16) for _ in range(4)]
+    latents = [torch.randn(n, 576).to(BF16) for n in (130, 64, 0, 1)]
+    arguments = cases.latent_call("mla_decode_with_kvcache", q, latents, 512, nope=128)
+    paged = cases.pages([x.unsqueeze(1) for x in latents], 64)
+    check(kernel, {**arguments, **dict(zip(("kv_cache", "page_table", "cache_seqlens"), paged, strict=True))})
 
 
 @each("mha_prefill", "mla_prefill")

@@ -258,4 +258,49 @@ def flash_attention_4() -> Iterator[None]:
         yield
 
 
-LIBRARIES = {"fa3": flash_attention_3, "fa4": flash_attention_4}
+# FlashMLA
+
+
+class SchedMeta:
+    """What the newer interface calls a plan: made empty, filled by the first call, of no use for other lengths."""
+
+    lengths: Any = None
+
+
+def _flash_mla_plan(**a: Any) -> tuple[Any, Any]:
+    if "args" in a:
+        return SchedMeta(), None
+    need(a["cache_seqlens"].dtype == torch.int32 and a["num_heads_k"] == 1, "get_mla_metadata")
+    return (a["cache_seqlens"].tolist(), a["num_heads_per_head_k"]), torch.zeros(a["cache_seqlens"].shape[0] + 1)
+
+
+def _flash_mla_forward(**a: Any) -> tuple[Tensor, Tensor]:
+    q, cache, table, lengths, plan = (
+        a[n] for n in ("q", "k_cache", "block_table", "cache_seqlens", "tile_scheduler_metadata")
+    )
+    need_rows(q=q, k_cache=cache)
+    need(cache.shape[1] == 64 and q.shape[3] == 576 and a["head_dim_v"] == 512, "page_block_size must be 64")
+    need(table.stride(-1) == 1 and lengths.is_contiguous(), "layout")
+    if isinstance(plan, SchedMeta):
+        need(a["num_splits"] is None and plan.lengths in (None, lengths.tolist()), "sched_meta")
+        plan.lengths = lengths.tolist()
+    else:
+        need(plan == (lengths.tolist(), q.shape[1] * q.shape[2]), "tile_scheduler_metadata of other lengths")
+    out, lse = torch.empty(*q.shape[:3], 512, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
+    for b, length in enumerate(lengths.tolist()):
+        keys = torch.stack([cache[int(table[b, t // 64]), t % 64] for t in range(length)] or [cache[0, 0]])[:length]
+        result, found = attend(q[b], keys, keys[..., :512], scale=a["softmax_scale"], causal=a["causal"])
+        out[b], lse[b] = result.to(q.dtype), torch.where(found == -INF, INF, found).T
+    return out, lse
+
+
+@contextmanager
+def flash_mla(version: str = "9241ae3") -> Iterator[None]:
+    """Install ``flash_mla`` with the interface of a version."""
+    recorded = RECORDED[f"flash_mla {version}"]
+    bodies = {"get_mla_metadata": _flash_mla_plan, "flash_mla_with_kvcache": _flash_mla_forward}
+    with modules(flash_mla={n: with_signature(recorded[n], body) for n, body in bodies.items()}):
+        yield
+
+
+LIBRARIES = {"fa3": flash_attention_3, "fa4": flash_attention_4, "flashmla": flash_mla}

@@ -1,7 +1,8 @@
 """Record the interfaces of the vendor libraries that the attention wrappers call, as tests/data/vendor_signatures.json.
 
-Usage: ``python tools/record_vendor_signatures.py WHEEL...``. Nothing of a wheel is imported: Python signatures are read
-from its source, op schemas from the strings of its shared objects. Libraries whose wheel is not given keep their entry.
+Usage: ``python tools/record_vendor_signatures.py WHEEL-OR-FILE...``. Nothing is imported: Python signatures are read
+from source, op schemas from the strings of shared objects. Libraries that are not given keep their entry. What has no
+wheel is given as ``NAME-VERSION-anything.py``, a copy of its source file, such as ``flash_mla-9241ae3-interface.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ TARGET = Path(__file__).resolve().parent.parent / "tests" / "data" / "vendor_sig
 FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "flash_attn_4": {"flash_attn/cute/interface.py": ("_flash_attn_fwd",)},
 }
+FILES = {"flash_mla": ("get_mla_metadata", "flash_mla_with_kvcache")}
 SCHEMAS: dict[str, dict[str, str]] = {"tokenspeed_fa3": {"flash_attn_3/_C.abi3.so": "fwd"}}
 CONSTANTS: dict[str, dict[str, str]] = {"tokenspeed_fa3": {"flash_attn_config.py": "CONFIG"}}
 
@@ -56,6 +58,9 @@ def record(wheel: Path) -> tuple[str, dict[str, Any]]:
     """Return the distribution of a wheel and its entry."""
     distribution, version = wheel.name.split("-")[:2]
     entry: dict[str, Any] = {"version": version}
+    if wheel.suffix == ".py":
+        tree = ast.parse(wheel.read_text())
+        return f"{distribution} {version}", entry | {n: parameters(find(tree, n)) for n in FILES[distribution]}
     with zipfile.ZipFile(wheel) as archive:
         for file, names in FUNCTIONS.get(distribution, {}).items():
             tree = ast.parse(archive.read(file))
