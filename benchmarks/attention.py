@@ -1,355 +1,322 @@
-"""Time the Triton attention kernels on the GPU at hand, over a grid of tile sizes, beside torch's own attention.
+"""Time every attention kernel and every peer side by side, on the rows of issue 3, in one run on the GPU at hand.
 
-``python benchmarks/attention.py grid OUT.json`` times every tile size, ``rows OUT.json`` the chosen ones and the peers;
-``warm K N`` only compiles the K-th of N shares of the grid, so that several processes can fill Triton's cache first.
-Decode calls are recorded in a CUDA graph that walks over copies of the inputs larger than the L2 cache.
+    python benchmarks/attention.py run OUT.json [--rows WORD ...] [--kernels WORD ...] [--budget SECONDS]
+    python benchmarks/attention.py warm [--processes N] [--rows ...] [--kernels ...]
+    python benchmarks/attention.py list [--rows ...]
+    python benchmarks/attention.py report DATA.json [--to docs/benchmarks]
+
+``run`` takes for each row the op as selected, each registered kernel by override, and the peers through their own
+interfaces. Each is recorded in a CUDA graph that walks over more inputs than the L2 cache holds (decode), its result is
+checked against the reference, and the graphs then take turns; medians are given. What is wrong gets no time. ``warm``
+compiles everything first, in parallel processes that fill the caches on disk. ``report`` writes the table and the
+plots. See docs/benchmarks/README.md for the peers' packages.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
+import gc
+import importlib.metadata
 import json
-import math
-import statistics
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
-from tskernel.backends.portable import _attention_launch as flash
+import torch  # noqa: E402
+from _attention_inputs import Inputs, copies, expected, make, op_call  # noqa: E402
+from _attention_peers import Contender, contenders, fitting, flashinfer_decode_wrapper, wraps_library  # noqa: E402
+from _attention_rows import ROWS, Row, chosen  # noqa: E402
+from _timing import Recorded, host_us, machine, record, take_turns  # noqa: E402
 
-Config = flash.Config
-BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # what a copy and a bf16 matrix product reach on an H200
-COLD = 256 << 20
+from tskernel.library import ops  # noqa: E402
 
-
-class Decode(NamedTuple):
-    """A decode step: requests, context, heads, widths, page size, window, query tokens, dtype of the cache."""
-
-    batch: int
-    context: int
-    heads: int
-    kv_heads: int
-    width: int
-    page: int = 64
-    window: int = -1
-    q_len: int = 1
-    fp8: bool = False
-    prefix: bool = False  # as an extend call: ragged queries
+PACKAGES = ("torch", "triton", "tokenspeed-fa3", "flash-attn-4", "flashinfer-python", "nvidia-cutlass-dsl")
 
 
-class Prefill(NamedTuple):
-    """Packed sequences of one length."""
-
-    batch: int
-    length: int
-    heads: int
-    kv_heads: int
-    width: int
-    window: int = -1
-    sinks: bool = False
+def wanted(contender: Contender, words: Sequence[str]) -> bool:
+    """Return whether ``--kernels`` asks for a contender."""
+    return not words or any(w in contender.name for w in words)
 
 
-class Latent(NamedTuple):
-    """An absorbed latent decode step, 512 + 64 wide."""
-
-    batch: int
-    context: int
-    heads: int
-    q_len: int = 1
+def first_line(error: BaseException) -> str:
+    """Return an error as one short line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
 
 
-DECODE = [
-    Decode(1, 8192, 64, 8, 128),
-    Decode(1, 131072, 64, 8, 128),
-    Decode(8, 8192, 64, 8, 128),
-    Decode(32, 2048, 32, 8, 128, page=16),
-    Decode(64, 4096, 64, 8, 128),
-    Decode(256, 1024, 64, 8, 64),
-    Decode(64, 4096, 64, 8, 64, window=127),
-    Decode(128, 4096, 8, 1, 128),
-    Decode(16, 4096, 64, 8, 128, q_len=4),
-    Decode(64, 4096, 64, 8, 128, fp8=True),
-    Decode(64, 32768, 64, 8, 128, q_len=4, prefix=True),
-    Decode(16, 8192, 64, 8, 128, q_len=64, prefix=True),
-]
-PREFILL = [
-    Prefill(1, 8192, 64, 8, 128),
-    Prefill(4, 4096, 64, 8, 128),
-    Prefill(16, 1024, 32, 8, 128),
-    Prefill(1, 32768, 32, 8, 128),
-    Prefill(4, 4096, 64, 8, 64),
-    Prefill(1, 8192, 16, 16, 256),
-    Prefill(4, 4096, 64, 8, 64, window=127, sinks=True),
-    Prefill(4, 4096, 64, 8, 64, sinks=True),
-]
-LATENT = [
-    Latent(1, 8192, 128),
-    Latent(16, 4096, 128),
-    Latent(64, 4096, 128),
-    Latent(64, 4096, 128, 2),
-    Latent(64, 4096, 16),
-    Latent(128, 4096, 16),
-]
-Row = Decode | Prefill | Latent
+def release() -> None:
+    """Give memory back between rows."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
-def configs(row: Row) -> list[Config | None]:
-    """Return the tile sizes to try; None is the host's choice."""
-    if isinstance(row, Prefill):
-        tiles = {
-            64: [(128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 4, 2)],
-            128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 4, 3)],
-            256: [(128, 32, 8, 3), (128, 64, 8, 2), (64, 32, 4, 3), (128, 32, 8, 2)],
-        }[row.width]
-        return [None, *(Config(*t, 1) for t in tiles)]
-    if isinstance(row, Latent):
-        if row.heads == 16:
-            return [None, *(Config(*t, s) for t in [(16, 64, 4, 2), (16, 64, 8, 2), (16, 128, 8, 2)] for s in (2, 4))]
-        return [None, *(Config(*t, s) for t in [(64, 64, 8, 2), (128, 32, 16, 2), (64, 64, 16, 2)] for s in (1, 4))]
-    if row.q_len > 4:
-        return [None, *(Config(*t, s) for t in [(128, 64, 8, 3), (64, 64, 4, 3)] for s in (1, 2))]
-    m = 16 if row.q_len == 1 else 32
-    tiles = [(m, 64, 4, 3), (m, 64, 4, 4), (m, 32, 4, 4), (m, 128, 4, 2), (m, 128, 8, 3), (m, 64, 8, 4), (m, 64, 2, 3)]
-    if row.page < 64:
-        tiles = [(m, 128, 4, 2), (m, 128, 8, 2), (m, 64, 4, 2), (m, 64, 8, 2), (m, 128, 2, 2), (m, 64, 2, 4)]
-    if row.fp8:
-        tiles = [
-            (m, 64, 2, 3),
-            (m, 64, 4, 2),
-            (m, 64, 2, 2),
-            (m, 32, 2, 4),
-            (m, 32, 4, 3),
-            (m, 128, 4, 2),
-            (m, 64, 4, 3),
-        ]
-    base = row.batch * row.kv_heads
-    splits = sorted({min(64, max(1, round(132 * f / base))) for f in (1, 2, 3, 4, 6)})
-    if row.window >= 0:
-        splits = [1, 2, 3]
-    return [None, *(Config(*t, s) for t in tiles for s in splits)]
+# one row
 
 
-def random(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return normal values; fp8 ones are drawn in bf16."""
-    made = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-    return made if dtype == torch.bfloat16 else made.to(dtype)
+class FaultError(Exception):
+    """A kernel broke the CUDA context; nothing more can run in this process."""
 
 
-def paged(row: Decode | Latent, page: int) -> dict[str, Any]:
-    """Return a shuffled page table and the lengths."""
-    columns = -(-row.context // page)
-    table = torch.randperm(row.batch * columns, device="cuda").int().view(row.batch, columns)
-    lengths = torch.full((row.batch,), row.context, dtype=torch.int32, device="cuda")
-    return {"table": table, "lengths": lengths, "max_q": row.q_len, "max_k": row.context, "causal": True}
-
-
-def inputs(row: Row) -> dict[str, Any]:
-    """Return the arguments of ``flash.attend`` for one call."""
-    if isinstance(row, Prefill):
-        rows = row.batch * row.length
-        both = {n: random((rows, row.kv_heads, row.width)) for n in "kv"}
-        cu = torch.arange(row.batch + 1, dtype=torch.int32, device="cuda") * row.length
-        q, rest = random((rows, row.heads, row.width)), {"cu_q": cu, "cu_k": cu, "max_q": row.length}
-        rest |= {"max_k": row.length, "causal": True, "window": row.window, "scale": row.width**-0.5}
-        if row.sinks:
-            rest["sinks"] = torch.randn(row.heads, device="cuda")
-        return {"q": q, **both, "out": torch.empty_like(q), "lse": None, **rest}
-    if isinstance(row, Latent):
-        cache = random((row.batch * row.context // 64, 64, 1, 576))
-        q = random((row.batch * row.q_len, row.heads, 576))
-        out = torch.empty((*q.shape[:2], 512), dtype=q.dtype, device="cuda")
-        rest = paged(row, 64)
-        return {"q": q, "k": cache, "v": cache[..., :512], "out": out, "lse": None, "scale": 192**-0.5, **rest}
-    dtype = torch.float8_e4m3fn if row.fp8 else torch.bfloat16
-    pages = row.batch * -(-row.context // row.page)
-    both = {n: random((pages, row.page, row.kv_heads, row.width), dtype) for n in "kv"}
-    q = random((row.batch * row.q_len, row.heads, row.width))
-    rest = paged(row, row.page) | {"window": row.window, "scale": row.width**-0.5}
-    if row.prefix:
-        rest["cu_q"] = torch.arange(row.batch + 1, dtype=torch.int32, device="cuda") * row.q_len
-    return {"q": q, **both, "out": torch.empty_like(q), "lse": None, **rest}
-
-
-def moved(row: Row) -> float:
-    """Return the bytes a call must at least move."""
-    if isinstance(row, Prefill):
-        return 2 * row.batch * row.length * row.width * 2 * (row.heads + row.kv_heads)
-    if isinstance(row, Latent):
-        return row.batch * (row.context * 576 * 2 + row.q_len * row.heads * (576 + 512) * 2)
-    keys = row.context if row.window < 0 else min(row.context, row.window + row.q_len)
-    per_key = 2 * row.kv_heads * row.width * (1 if row.fp8 else 2)
-    return row.batch * (keys * per_key + 2 * row.q_len * row.heads * row.width * 2)
-
-
-def flops(row: Row) -> float:
-    """Return the floating-point operations of a call; causal pairs count once."""
-    if isinstance(row, Latent):
-        return 2 * row.batch * row.q_len * row.heads * row.context * (576 + 512)
-    if isinstance(row, Decode):
-        keys = row.context if row.window < 0 else row.window + 1
-        return 4 * row.batch * row.q_len * row.heads * keys * row.width
-    pairs = row.length * row.length / 2 if row.window < 0 else row.length * (row.window + 1)
-    return 4 * row.batch * row.heads * pairs * row.width
-
-
-def floor_us(row: Row) -> float:
-    """Return the time under which no call can go, by bytes or by operations."""
-    return 1e6 * max(moved(row) / BYTES_PER_S, flops(row) / FLOPS_PER_S)
-
-
-def time_us(calls: list[Callable[[], Any]], repeats: int = 9) -> float:
-    """Return the median time of one call; the calls are recorded in one graph and work on different memory."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / len(calls))
-    return statistics.median(times)
-
-
-def copies(row: Row) -> list[dict[str, Any]]:
-    """Return as many sets of inputs as it takes to outgrow the L2 cache."""
-    count = 1 if isinstance(row, Prefill) else max(2, min(24, math.ceil(COLD / moved(row))))
-    return [inputs(row) for _ in range(count)]
-
-
-def ours(sets: list[dict[str, Any]], config: Config | None) -> float:
-    """Time our kernel with one set of tile sizes."""
-    return time_us([lambda s=s: flash.attend(**s, config=config) for s in sets])
-
-
-def peers(row: Row) -> Iterator[tuple[str, float]]:
-    """Yield torch's attention on the same shape: packed heads-first, for decode on contiguous keys of one length."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    if isinstance(row, Latent) or row.window >= 0 or getattr(row, "sinks", False) or getattr(row, "fp8", False):
-        return
-    prefill = isinstance(row, Prefill)
-    if not prefill and row.q_len > 1:
-        return
-    queries, keys = (row.length, row.length) if isinstance(row, Prefill) else (row.q_len, row.context)
-    count = 1 if prefill else max(2, min(24, math.ceil(COLD / moved(row))))
-    sets = [
-        (
-            random((row.batch, row.heads, queries, row.width)),
-            *(random((row.batch, row.kv_heads, keys, row.width)) for _ in range(2)),
-        )
-        for _ in range(count)
-    ]
-    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash2", SDPBackend.FLASH_ATTENTION)):
-
-        def call(s: tuple[torch.Tensor, ...], backend: SDPBackend = backend) -> torch.Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*s, is_causal=prefill, enable_gqa=True)
-
-        try:
-            yield name, time_us([lambda s=s: call(s) for s in sets])
-        except RuntimeError as error:
-            print(f"  {name}: {str(error).splitlines()[0]}")
-
-
-def label(row: Row) -> str:
-    """Return a row's name."""
-    changed = {k: v for k, v in row._asdict().items() if k not in row._field_defaults or v != row._field_defaults[k]}
-    return f"{type(row).__name__.lower()} " + " ".join(f"{k}={v}" for k, v in changed.items())
-
-
-def describe(row: Row, us: float) -> str:
-    """Return a time as a rate and against the floor."""
-    rate = f"{flops(row) / us / 1e6:.0f} TF" if isinstance(row, Prefill) else f"{moved(row) / us / 1e6:.2f} TB/s"
-    return f"{us:9.1f} us  {rate:>9}  {us / floor_us(row):5.2f} x floor"
-
-
-def warm(share: int, shares: int) -> None:
-    """Compile every ``shares``-th tile size of the grid."""
-    # The code depends on widths, options and whether sizes are multiples of 16, not on the context: keep that small.
-    small = [r._replace(context=min(r.context, 2048)) for r in [*DECODE, *LATENT]]
-    distinct = {(row, c and (c[:4], c.splits > 1)): (row, c) for row in [*small, *PREFILL] for c in configs(row)}
-    made: dict[Row, dict[str, Any]] = {}
-    for row, c in list(distinct.values())[share::shares]:
-        if row not in made:
-            made = {row: inputs(row)}
-        try:
-            flash.attend(**made[row], config=c)
-        except Exception as error:
-            print(row, c, str(error)[:200])
-    torch.cuda.synchronize()
-
-
-def grid(budget_s: float, *words: str) -> list[dict[str, Any]]:
-    """Time all tile sizes of all rows, or of those whose label has one of ``words``; the host's choice comes first."""
-    found, began = [], time.monotonic()
-    for row in [*DECODE, *PREFILL, *LATENT]:
-        if time.monotonic() - began > budget_s:
-            print("out of time before", label(row))
-            break
-        if words and not any(w in label(row) for w in words):
-            continue
-        sets, results = copies(row), []
-        for c in configs(row):
-            try:
-                results.append((ours(sets, c), c))
-            except Exception as error:
-                print(f"  {label(row)} {c}: {str(error)[:120]}")
-        del sets
-        torch.cuda.empty_cache()
-        others = dict(peers(row))
-        results[1:] = sorted(results[1:], key=lambda r: r[0])
-        print(f"{label(row)}\n  chosen {describe(row, results[0][0])}   peers {others}")
-        for us, c in results[1:4]:
-            print(f"  {tuple(c) if c else None!s:24} {describe(row, us)}")
-        found.append({"row": label(row), "floor_us": floor_us(row), "chosen_us": results[0][0], "peers": others,
-                      "grid": [[us, c] for us, c in results[1:]]})  # fmt: skip
-    return found
-
-
-def rows() -> list[dict[str, Any]]:
-    """Time the host's choice and the peers."""
-    found = []
-    for row in [*DECODE, *PREFILL, *LATENT]:
-        sets = copies(row)
-        us = ours(sets, None)
-        del sets
-        torch.cuda.empty_cache()
-        others = dict(peers(row))
-        print(f"{label(row):60} {describe(row, us)}  " + "  ".join(f"{n} {t:.1f} us" for n, t in others.items()))
-        found.append({"row": label(row), "floor_us": floor_us(row), "us": us, "peers": others})
-    return found
-
-
-def main(arguments: list[str]) -> None:
-    """Run one of the modes."""
+def measure(row: Row, skip: Sequence[str], options: argparse.Namespace, rates: dict[str, float]) -> dict[str, Any]:
+    """Time everything on one row and return its record. Raises: FaultError that names the contender."""
     torch.manual_seed(0)
-    if arguments[0] == "warm":
-        warm(int(arguments[1]), int(arguments[2]))
-        return
-    import triton
+    sets = [make(row) for _ in range(copies(row))]
+    winner, kernels = fitting(sets[0])
+    want = expected(sets[0])
+    recorded: dict[str, Recorded] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for contender in [c for c in contenders(sets[0]) if wanted(c, options.kernels)]:
+        entry = {"name": contender.name, "source": contender.source, "status": "ok", "note": ""}
+        if contender.source == "kernel":
+            entry["library"] = wraps_library(contender.name)
+        results[contender.name] = entry
+        if contender.name in skip:
+            entry |= {"status": "failed", "note": "broke the CUDA context"}
+            continue
+        try:
+            graph = record([contender.prepare(x) for x in sets])
+            graph.first.zero_()
+            graph.graph.replay()
+            torch.cuda.synchronize()
+            wrong = want.check(contender.read(graph.first, row), contender.dtype)
+        except Exception as error:
+            entry |= {"status": "failed", "note": first_line(error)}
+            if isinstance(error, torch.AcceleratorError):
+                raise FaultError(contender.name) from error
+            continue
+        if wrong:
+            entry |= {"status": "WRONG", "note": wrong}
+        else:
+            recorded[contender.name] = graph
+    for name, timing in take_turns(recorded, options.budget).items():
+        results[name] |= timing._asdict()
+    declined = [
+        {"name": name, "source": "kernel", "status": "declined", "note": why}
+        for name, status, why in kernels
+        if status == "rejected"
+    ]
+    return {
+        "row": row.name, "group": row.group, "kind": row.kind, "width": row.width, "window": row.window,
+        "flops": row.flops, "bytes": row.bytes, "floor_us": row.floor_us(**rates), "selected": winner,
+        "results": [*results.values(), *declined],
+    }  # fmt: skip
 
-    result = {
+
+def show(found: dict[str, Any], row: Row) -> None:
+    """Print one row's record."""
+    print(f"{found['row']}   floor {found['floor_us']:.1f} us, selected {found['selected']}", flush=True)
+    timed = sorted((r for r in found["results"] if "us" in r), key=lambda r: r["us"])
+    for r in timed:
+        spread = f"{r['best']:.1f}..{r['worst']:.1f} in {r['rounds']}"
+        speed = f"{row.rate(r['us']):>13}  {r['us'] / found['floor_us']:6.2f} x floor"
+        print(f"  {r['us']:10.1f} us  {speed}  {r['source']:8} {r['name']}  ({spread})")
+    for r in found["results"]:
+        if r["status"] in ("WRONG", "failed"):
+            print(f"  {r['status']:>13}  {r['source']:8} {r['name']}: {r['note']}")
+    sys.stdout.flush()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time all chosen rows; write after each, so that an interrupted run leaves what it has."""
+    began = time.monotonic()
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if options.resume:
+        result = json.loads(out.read_text())
+    else:
+        result = {**about(), "machine": machine(), "rows": [], "host": [], "faults": [], "seconds": 0.0}
+        print(json.dumps({k: v for k, v in result.items() if v}))
+        if not options.no_host:
+            result["host"] = host_times(options.kernels)
+    spent, done = result["seconds"], {r["row"] for r in result["rows"]}
+    for row in chosen(options.rows):
+        if row.name in done:
+            continue
+        if result["seconds"] > options.limit:
+            print(f"out of time before {row.name}")
+            result["out_of_time_before"] = row.name
+            break
+        try:
+            found = measure(row, [n for r, n in result["faults"] if r == row.name], options, result["machine"])
+        except FaultError as error:
+            print(f"{row.name}: {error} broke the CUDA context: {first_line(error.__cause__ or error)}", flush=True)
+            result["faults"].append([row.name, str(error)])
+            result["seconds"] = spent + time.monotonic() - began
+            out.write_text(json.dumps(result, indent=1))
+            os.execv(sys.executable, [sys.executable, *sys.argv, *([] if options.resume else ["--resume"])])
+        show(found, row)
+        result["rows"].append(found)
+        result["seconds"] = round(spent + time.monotonic() - began, 1)
+        out.write_text(json.dumps(result, indent=1))
+        release()
+    out.write_text(json.dumps(result, indent=1))
+
+
+def about() -> dict[str, Any]:
+    """Return the date, the device and the versions."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    versions["torch"] = torch.__version__
+    return {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "rows": grid(float(arguments[2]), *arguments[3:]) if arguments[0] == "grid" else rows(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "packages": versions,
     }
-    Path(arguments[1]).write_text(json.dumps(result, indent=1))
+
+
+# the host's part of a small call
+
+
+def host_times(words: Sequence[str]) -> list[dict[str, Any]]:
+    """Time eager decode calls of one request with one token, outside a graph."""
+    x = make(Row("host", "decode", 1, 1, 1, 64, 8, 128))
+    found: list[dict[str, Any]] = []
+    for name, call in host_calls(x):
+        if words and not any(w in name for w in words):
+            continue
+        try:
+            found.append({"name": name, "us": host_us(call())})
+            print(f"host {name}: {found[-1]['us']:.1f} us", flush=True)
+        except Exception as error:
+            found.append({"name": name, "note": first_line(error)})
+            print(f"host {name}: {found[-1]['note']}", flush=True)
+    return found
+
+
+def host_calls(x: Inputs) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    """Yield a name and a function that prepares the call."""
+    name, arguments = op_call(x)
+    op = ops[name]
+    given = {k: v for k, v in arguments.items() if v is not None}
+    out = torch.empty_like(x.q)
+    yield "tskernel", lambda: lambda: op.front(**given)
+    yield "tskernel, out=", lambda: lambda: op.front(**given, out=out)
+    yield "torch.ops.tokenspeed", lambda: functools.partial(op.torch_op(), **given)
+    for kernel, status, _ in fitting(x)[1]:
+        if status != "rejected":
+            yield f"override {kernel}", lambda k=kernel: lambda: op.front(**given, override=k)
+
+    for contender in contenders(x):
+        if contender.source == "peer":
+            yield contender.name, functools.partial(contender.prepare, x)
+
+    def planned() -> Callable[[], Any]:
+        wrapper, plan = flashinfer_decode_wrapper(x)
+
+        def both() -> Any:
+            plan()
+            return wrapper.run(x.q, (x.k, x.v))
+
+        return both
+
+    yield "flashinfer with plan()", planned
+
+
+# compiling ahead
+
+
+def tasks(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """Return (contender, rows) pairs: rows of one kind and width share compiled kernels, so one process takes them."""
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for row in chosen(options.rows):
+        x = make(row)
+        for contender in contenders(x):
+            if contender.source != "selected" and wanted(contender, options.kernels):
+                groups.setdefault((contender.name, row.kind, row.width), []).append(row.name)
+        del x
+        release()
+    return sorted(((name, rows) for (name, _, _), rows in groups.items()), key=lambda t: -len(t[1]))
+
+
+def compile_rows(task: tuple[str, list[str]]) -> tuple[str, float, list[str]]:
+    """Call one contender once on each row; return how long it took and what failed."""
+    name, rows = task
+    began, failed = time.monotonic(), []
+    for row in (r for r in ROWS if r.name in rows):
+        try:
+            x = make(row)
+            contender = next(c for c in contenders(x) if c.name == name)
+            contender.prepare(x)()
+            torch.cuda.synchronize()
+        except Exception as error:
+            failed.append(f"{row.name}: {first_line(error)}")
+        x = contender = None
+        release()
+    return name, time.monotonic() - began, failed
+
+
+def warm(options: argparse.Namespace) -> None:
+    """Fill the compile caches with several processes."""
+    began = time.monotonic()
+    work = tasks(options)
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for name, seconds, failed in pool.imap_unordered(compile_rows, work):
+            print(f"{seconds:6.1f} s  {name}" + "".join(f"\n          {f}" for f in failed), flush=True)
+    print(f"warm after {time.monotonic() - began:.0f} s")
+
+
+def listing(options: argparse.Namespace) -> None:
+    """Print the rows."""
+    for row in chosen(options.rows):
+        print(f"{row.group:8} {row.name:50} {row.flops / 1e9:10.1f} GFLOP {row.bytes / 1e6:10.1f} MB")
+
+
+def report(options: argparse.Namespace) -> None:
+    """Write the table and the plots of a run."""
+    from _attention_report import write
+
+    for path in write(json.loads(Path(options.data).read_text()), Path(options.to)):
+        print(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    modes = made.add_subparsers(required=True)
+
+    def mode(name: str, function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        one = modes.add_parser(name, help=(function.__doc__ or "").splitlines()[0])
+        one.set_defaults(function=function)
+        return one
+
+    one = mode("run", run)
+    one.add_argument("out", help="the JSON file to write")
+    one.add_argument("--budget", type=float, default=0.8, help="seconds of replays per row")
+    one.add_argument("--limit", type=float, default=480.0, help="seconds after which no further row is begun")
+    one.add_argument("--resume", action="store_true", help="go on with what OUT has")
+    one.add_argument("--no-host", action="store_true", help="leave out the host times")
+    two = mode("warm", warm)
+    two.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1))
+    three = mode("list", listing)
+    for m in (one, two, three):
+        m.add_argument("--rows", nargs="*", default=[], help="groups, or parts of row names")
+    for m in (one, two):
+        m.add_argument("--kernels", nargs="*", default=[], help="parts of contenders' names")
+    four = mode("report", report)
+    four.add_argument("data", help="what run wrote")
+    four.add_argument("--to", default=str(ROOT / "docs/benchmarks"))
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one of the modes."""
+    options = parser().parse_args(words)
+    options.function(options)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main())
