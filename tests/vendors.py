@@ -303,4 +303,34 @@ def flash_mla(version: str = "9241ae3") -> Iterator[None]:
         yield
 
 
-LIBRARIES = {"fa3": flash_attention_3, "fa4": flash_attention_4, "flashmla": flash_mla}
+# cuDNN, through FlashInfer
+
+
+def _cudnn_forward(**a: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse = a["q"], a["k_cache"], a["v_cache"], a["out"], a["lse"]
+    need_rows(q=q, k=k, v=v)
+    need(q.shape[2] in (128, 192) and v.shape[2] == 128, "head_dim_qk must be 128 or 192, and head_dim_vo 128")
+    need(out.is_contiguous() and out.data_ptr() % 16 == 0, "out must be contiguous")
+    need(a["batch_offsets_units"] == "tokens" and a["lse_base"] == "ln" and a["block_tables"] is None, "offsets")
+    need(a["return_lse"] == (lse is not None) and (lse is None or lse.shape == q.shape[:2]), "lse")
+    need(a["max_token_per_sequence"] > 1 and a["workspace_buffer"].numel() >= 128 << 20, "workspace and bounds")
+    sinks, left = a["sinks"], a["window_left"]
+    need(sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous()), "sinks must be contiguous fp32")
+    options = {"scale": a["scale"], "causal": a["causal"], "left": -1 if left is None else left, "sinks": sinks}
+    options["blind"] = 0.0 if sinks is not None else GARBAGE
+    found = attend_packed(q, k, v, a["batch_offsets_q"], a["batch_offsets_k"], out, **options)
+    if lse is not None:
+        lse.copy_(found.T)
+    return out, lse
+
+
+@contextmanager
+def cudnn() -> Iterator[None]:
+    """Install ``flashinfer.cudnn`` and ``cudnn``."""
+    name = "cudnn_batch_prefill_with_kv_cache"
+    parameters = RECORDED["flashinfer_python"][f"flashinfer/cudnn/prefill.py:{name}"]
+    with modules(cudnn={}, flashinfer__cudnn={name: with_signature(parameters, _cudnn_forward)}):
+        yield
+
+
+LIBRARIES = {"cudnn": cudnn, "fa3": flash_attention_3, "fa4": flash_attention_4, "flashmla": flash_mla}
