@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 # fmt: off
 @gluon_jit
-def _find(tile, cu_q, sequences, TOKENS: gl.constexpr):
-    """Return the sequence of a tile: sequence s starts at tile ``cu_q[s] // TOKENS + s``, which leaves it enough."""
+def _search(tile, cu_q, cu_k, sequences, rows, TOKENS: gl.constexpr):
+    """Return the sequence of a tile: from which tile on, up to which, and where its queries and keys are.
+
+    Sequence s starts at tile ``cu_q[s] // TOKENS + s``, which leaves each enough tiles without a count of them.
+    """
     low = 0
     high = sequences + 1
     while high - low > 1:
@@ -37,37 +40,39 @@ def _find(tile, cu_q, sequences, TOKENS: gl.constexpr):
             low = middle
         else:
             high = middle
-    return low
+    owned = low < sequences
+    q_start = gl.load(cu_q + low)
+    q_end = gl.where(owned, gl.load(cu_q + low + 1, mask=owned, other=0), rows)
+    k_start = gl.load(cu_k + low)
+    k_len = gl.where(owned, gl.load(cu_k + low + 1, mask=owned, other=0) - k_start, 0)
+    return q_start // TOKENS + low, q_end // TOKENS + low + 1, q_start, q_end - q_start, k_start, k_len
 
 
 @gluon_jit
-def _locate(index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window,
-            TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
-    """Return a tile's block of heads, queries, first token and keys, and the key blocks: ``count`` from ``left`` on.
+def _turn_of(turn, tiles, HEADS: gl.constexpr):
+    """Return the tile and the block of heads of a program's turn, and whether there is one.
 
-    The last tiles see the most keys: first come, first served. ``heads_fast`` blocks of heads go side by side, so that
-    what they read stays in the L2 cache.
+    The last tiles see the most keys: first come, first served, back and forth over the programs, so that none always
+    gets the longest. ``HEADS`` blocks of heads go side by side: what they read stays in the L2 cache.
     """
-    outer = index // (heads_fast * tiles)
-    inner = index % (heads_fast * tiles)
-    block = outer * heads_fast + inner % heads_fast
-    tile = tiles - 1 - inner // heads_fast
-    seq = _find(tile, cu_q, sequences, TOKENS)
-    owned = seq < sequences
-    q_start = gl.load(cu_q + seq)
-    q_len = gl.where(owned, gl.load(cu_q + seq + 1, mask=owned, other=0), rows) - q_start
-    first = (tile - q_start // TOKENS - seq) * TOKENS
-    k_start = gl.load(cu_k + seq)
-    k_len = gl.where(owned, gl.load(cu_k + seq + 1, mask=owned, other=0) - k_start, 0)
-    shift = k_len - q_len
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    return tiles - 1 - index // HEADS, gl.program_id(1) * HEADS + index % HEADS, index < tiles * HEADS
+
+
+@gluon_jit
+def _keys(first, q_len, k_len, exists, window,
+          TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Return the first key that a tile sees, and how many blocks of keys there are from it on."""
     left = 0
     right = k_len
     if CAUSAL:
-        right = gl.minimum(k_len, gl.minimum(first + TOKENS, q_len) + shift)
+        right = gl.minimum(k_len, gl.minimum(first + TOKENS, q_len) + k_len - q_len)
     if WINDOW:
-        left = gl.maximum(0, first + shift - window)
-    count = gl.where(first < q_len, gl.maximum(0, right - left + BLOCK_N - 1) // BLOCK_N, 0)
-    return block, q_start, q_len, first, k_start, k_len, left, count
+        left = gl.maximum(0, first + k_len - q_len - window)
+    count = gl.maximum(0, right - left + BLOCK_N - 1) // BLOCK_N
+    return left, gl.where(exists & (first < q_len), count, 0)
 
 
 @gluon_jit
@@ -80,16 +85,25 @@ def _fetch(desc, row, head, full, empty, buffers, stage, phase):
 
 @gluon_jit
 def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-             cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-             GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
-             BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+             cu_q, cu_k, sequences, tiles, turns_each, rows, window,
+             HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
+             Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
     """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     step = 0
     served = 0
-    for index in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
-        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
-            index, cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    base = 0
+    end = 0
+    q_start = 0
+    q_len = 0
+    k_start = 0
+    k_len = 0
+    for turn in range(0, turns_each):
+        tile, block, exists = _turn_of(turn, tiles, HEADS)
+        if (tile < base) | (tile >= end):
+            base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
+        first = (tile - base) * TOKENS
+        left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
@@ -111,6 +125,18 @@ def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_
 @gluon_jit
 def _exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon_jit
+def _settle(total):
+    """Return sums as they are, but not before they are there.
+
+    The assembler would move a wait for a product ahead of the softmax that is to run beside it. It keeps a wait behind
+    an instruction with an effect: here a sleep that never comes, since the sums are not negative.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; @never nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f",
+        [total], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon_jit
@@ -195,7 +221,7 @@ def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
 def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, window, factor, cap,
           q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
           W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
-          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr,
           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -219,9 +245,10 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
             s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
         weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
         total = total * shrink + gl.sum(weights, 1)
-        acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        if SETTLE:
+            total = _settle(total)
+        acc, pairs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc, _pack(weights, dtype, BLOCK_N)])
         hopper.mbarrier.arrive(v_empty.index(last), count=1)
-        pairs = _pack(weights, dtype, BLOCK_N)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
         step += 1
     return acc, pairs, top, total, step
@@ -232,7 +259,7 @@ def _walk_in_order(acc, top, total, step, blocks_from, blocks_to, own, left, k_l
                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
                    W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                    D_V: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-                   MASKED: gl.constexpr, TURNS: gl.constexpr,
+                   MASKED: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr,
                    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score and add the key blocks one after another: fewer registers, and one stage of each ring is enough."""
     for i in range(0, blocks_to - blocks_from):
@@ -297,7 +324,7 @@ def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_l
                 q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
                 W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                 D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-                TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+                TURNS: gl.constexpr, SETTLE: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Go through a tile's key blocks with the product of the next keys in flight during each softmax."""
     dtype: gl.constexpr = v_bufs.dtype
     stage = step % STAGES
@@ -325,16 +352,16 @@ def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_l
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor, cap,
             q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     acc, pairs, top, total, step = _walk(
         acc, pairs, top, total, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor, cap,
         q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        WINDOW, CAP, FUSED, False, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor, cap,
             q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     stage = (step - 1) % STAGES
     hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
     acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
@@ -348,21 +375,21 @@ def _in_order(acc, top, total, step, count, free_from, free_to, own, left, k_len
               q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
               W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
               D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-              TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+              TURNS: gl.constexpr, SETTLE: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Go through a tile's key blocks one after another."""
     acc, top, total, step = _walk_in_order(
         acc, top, total, step, free_to, count, own, left, k_len, window, factor, cap,
         q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-        WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     acc, top, total, step = _walk_in_order(
         acc, top, total, step, free_from, free_to, own, left, k_len, window, factor, cap,
         q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        WINDOW, CAP, FUSED, False, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
         acc, top, total, step = _walk_in_order(
             acc, top, total, step, 0, free_from, own, left, k_len, window, factor, cap,
             q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     return acc, top, total, step
 
 
@@ -381,12 +408,12 @@ def _free(first, q_len, shift, left, count, k_len, window, TOKENS: gl.constexpr,
 
 @gluon_jit
 def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-             cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+             cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
              out_row, out_head, lse_row, lse_head,
-             W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
-             Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
+             W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, HEADS: gl.constexpr, PACK: gl.constexpr,
+             CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
              WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
-             TURNS: gl.constexpr, OVERLAP: gl.constexpr):
+             TURNS: gl.constexpr, SETTLE: gl.constexpr, OVERLAP: gl.constexpr):
     """Compute the W-th 64 rows of each tile."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -394,9 +421,18 @@ def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     step = 0
     served = 0
-    block, q_start, q_len, first, k_start, k_len, left, count = _locate(
-        gl.program_id(0), cu_q, cu_k, sequences, tiles, rows, heads_fast, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
-    for index in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+    base = 0
+    end = 0
+    q_start = 0
+    q_len = 0
+    k_start = 0
+    k_len = 0
+    for turn in range(0, turns_each):
+        tile, block, exists = _turn_of(turn, tiles, HEADS)
+        if (tile < base) | (tile >= end):
+            base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
+        first = (tile - base) * TOKENS
+        left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         mine = first + W * (64 // PACK)
         acc = gl.zeros([64, D_V], gl.float32, O_LAYOUT)
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
@@ -414,21 +450,17 @@ def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v
                 acc, top, total, step = _overlapped(
                     acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
                     q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                    CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+                    CAUSAL, WINDOW, CAP, FUSED, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
             else:
                 acc, top, total, step = _in_order(
                     acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
                     q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                    CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+                    CAUSAL, WINDOW, CAP, FUSED, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
             hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
-        ready_block, ready_start, ready_len, ready_mine = block, q_start, q_len, mine
-        # The next tile's place is read while this one's rows are written.
-        block, q_start, q_len, first, k_start, k_len, left, count = _locate(
-            index + gl.num_programs(0), cu_q, cu_k, sequences, tiles, rows, heads_fast, window,
-            TOKENS, BLOCK_N, CAUSAL, WINDOW)
-        _finish(acc, top, total, out, lse, sinks, ready_block, ready_start, ready_len, ready_mine,
-                out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
+        if exists & (mine < q_len):
+            _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine,
+                    out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
 
 
 @gluon_jit
@@ -440,15 +472,15 @@ def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon_jit(do_not_specialize=("sequences", "tiles", "blocks", "rows", "heads_fast", "window"))
+@gluon_jit(do_not_specialize=("sequences", "tiles", "turns_each", "rows", "window"))
 def _attend(
-    q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
+    q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
     out_row, out_head, lse_row, lse_head,
-    DV: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
+    DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Work through the tiles ``program, program + programs, ...``.
+    """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
     ``q_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one head. With a
     window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``.
@@ -475,67 +507,67 @@ def _attend(
         gl.warp_specialize([
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
+                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     elif CONSUMERS == 3:
         gl.warp_specialize([
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
+                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_consume, (
                 q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, OVERLAP)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
+                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
             (_produce, (
                 q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, blocks, rows, heads_fast, window,
-                GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
+                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 # fmt: on
 

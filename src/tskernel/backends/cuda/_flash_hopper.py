@@ -33,6 +33,7 @@ class Config(NamedTuple):
     q_stages: int
     turns: bool
     overlap: bool
+    settle: bool
     registers: int
 
     @property
@@ -65,12 +66,12 @@ def choose_config(shape: Shape) -> Config:
     """Return tile sizes; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
-        return Config(2, 128, 1, 1, True, False, 240)
+        return Config(2, 128, 1, 1, True, False, False, 240)
     if shape.window:
-        return Config(2, 64, 3, 2, False, True, 240)
+        return Config(2, 64, 3, 2, False, True, True, 240)
     if wide > 64:
-        return Config(2, 128, 2, 2, True, True, 240)
-    return Config(3, 128, 2, 2, True, True, 160)
+        return Config(2, 128, 2, 2, True, True, True, 240)
+    return Config(3, 128, 2, 2, True, True, True, 160)
 
 
 def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...], scale: float | None) -> str | None:
@@ -138,19 +139,31 @@ def attend(
     pack, wide, value_wide = packing(group), padded(width), padded(value_width)
     cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
     sequences = cu_q.shape[0] - 1
-    tiles, blocks = rows // (c.consumers * 64 // pack) + sequences + 1, heads // pack
-    device._attend[(min(multiprocessors(q.device), tiles * blocks),)](
+    tiles = rows // (c.consumers * 64 // pack) + sequences + 1
+    side_by_side = heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack)
+    programs, turns = share_out(tiles * side_by_side, multiprocessors(q.device))
+    device._attend[(programs, heads // pack // side_by_side)](
         tensor_map(q, (64 // pack, pack, wide)),
         tensor_map(k, (c.block_n, 1, wide)),
         tensor_map(v, (c.block_n, 1, value_wide)),
         out, lse, None if sinks is None else sinks.contiguous(), cu_q, cu_k,
-        sequences, tiles, blocks, rows, heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack),
-        window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
+        sequences, tiles, turns, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
         *out.stride()[:2], *((0, 0) if lse is None else lse.stride()[:2]),
-        DV=value_width, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages, STAGES=c.stages,
+        DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages, STAGES=c.stages,
         CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0, SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        TURNS=c.turns, SETTLE=c.settle, OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
+
+
+def share_out(tiles: int, slots: int) -> tuple[int, int]:
+    """Return programs per group of heads, and turns of each.
+
+    A program that stays saves the start of the next one. But going back and forth evens out tiles of unlike length only
+    over several turns: with fewer, one program per tile leaves that to the hardware.
+    """
+    if tiles < 4 * slots:
+        return tiles, 1
+    return slots, -(-tiles // slots)
 
 
 @lru_cache(maxsize=256)
@@ -177,8 +190,8 @@ def case(
     kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
-    given |= {"DV": value_width, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers, "STAGES": c.stages}
-    given |= {"Q_STAGES": c.q_stages, "OVERLAP": c.overlap}
+    given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers, "STAGES": c.stages}
+    given |= {"Q_STAGES": c.q_stages, "OVERLAP": c.overlap, "SETTLE": c.settle}
     given |= {"TURNS": c.turns, "REGISTERS": c.registers}
     code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
