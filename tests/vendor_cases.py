@@ -14,7 +14,7 @@ from helpers import declines, short
 from test_conformance import actual, expected
 from torch import Tensor
 
-from tskernel.backends.cuda import _cudnn, _fa3, _fa4
+from tskernel.backends.cuda import _cudnn, _fa3, _fa4, _flashinfer
 from tskernel.dispatch.errors import KernelRefusedError
 from tskernel.dispatch.registry import KernelRegistry
 from tskernel.library import Op, Sample, ops
@@ -35,6 +35,7 @@ def fresh() -> None:
     _fa3.left_out.cache_clear()
     _fa4._compiled.clear()
     _cudnn._planned.clear()
+    _flashinfer._plans.clear()
 
 
 def op_and_library(kernel: str) -> tuple[Op, Any]:
@@ -76,7 +77,9 @@ def test_conformance(kernel: str, record_property: Any) -> None:
                 except Exception as error:
                     raise AssertionError(f"{form or 'base'!r}, {short(dtype)}, {sample.name}: {error}") from error
             ran += 1
-    assert ran or op.name.startswith("mla") or "cudnn" in kernel, "their tests below have the widths that they take"
+    assert ran or op.name.startswith("mla") or kernel.endswith(("cudnn", "flashinfer")), (
+        "their tests below have the widths that they take"
+    )
     record_property("vendor kernel x sample x form compared with the oracle", ran)
 
 
@@ -91,7 +94,7 @@ BF16 = torch.bfloat16
 
 
 def sequences(kernel: str, q: list[int], k: list[int], **options: Any) -> cases.Sequences:
-    width = 128 if kernel.endswith("cudnn") else 32
+    width = {"cudnn": 128, "flashinfer": 64}.get(kernel.split("/")[2], 32)
     return cases.normal(q, k, **{"heads": (4, 2), "width": width, "dtype": BF16, **options})
 
 
@@ -205,6 +208,17 @@ def test_mla_decode_of_deepseek(kernel: str, version: str, queries: int, monkeyp
     arguments = cases.latent_call("mla_decode_with_kvcache", q, latents, 512, nope=128)
     paged = cases.pages([x.unsqueeze(1) for x in latents], 64)
     check(kernel, {**arguments, **dict(zip(("kv_cache", "page_table", "cache_seqlens"), paged, strict=True))})
+
+
+@each("mha_decode_with_kvcache")
+def test_decodes_several_tokens_with_fewer_keys(kernel: str) -> None:
+    """Rows without keys beside rows with some, windows and a table that is a slice of a wider one."""
+    for window in (-1, 0, 3, 70):
+        arguments = cases.arguments_for(kernel, sequences(kernel, [3] * 4, [200, 2, 0, 3]), window_left=window)
+        wide = torch.full((4, 70), 2**31 - 1, dtype=torch.int32)
+        wide[:, 5 : 5 + arguments["page_table"].shape[1]] = arguments["page_table"]
+        arguments["page_table"] = wide[:, 5 : 5 + arguments["page_table"].shape[1]]
+        check(kernel, arguments)
 
 
 @each("mha_prefill", "mla_prefill")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import json
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -333,4 +334,68 @@ def cudnn() -> Iterator[None]:
         yield
 
 
-LIBRARIES = {"cudnn": cudnn, "fa3": flash_attention_3, "fa4": flash_attention_4, "flashmla": flash_mla}
+# FlashInfer
+
+
+class _Decode:
+    """The decode wrapper: a plan without cutting, and page ranges that may be put in place of the planned ones."""
+
+    def _init(self, **a: Any) -> None:
+        need(a["use_tensor_cores"] and a["kv_layout"] == "NHD", "tensor cores and NHD")
+        need(a["float_workspace_buffer"].data_ptr() % 16 == 0, "workspace")
+
+    def _plan(self, **a: Any) -> None:
+        need(a["indptr"].device.type == "cpu", "plan: indptr on the host")
+        need(a["disable_split_kv"], "this stand-in plans without cutting only")
+        need(a["is_causal"] is None and a["window_right"] == 0, "mask")
+        self.planned = a
+
+    def _run(self, **a: Any) -> Any:
+        plan, q, (k, v) = self.planned, a["q"], a["paged_kv_cache"]
+        starts, tails = self._paged_kv_indptr_buf.tolist(), self._paged_kv_last_page_len_buf.tolist()
+        indices, n, size = self._paged_kv_indices_buf, plan["q_len_per_req"], plan["page_size"]
+        need_rows(q=q, k=k, v=v)
+        need(q.is_contiguous() and a["out"].is_contiguous() and k.stride() == v.stride(), "layouts")
+        need(q.shape[0] == (len(starts) - 1) * n and q.dtype == plan["q_data_type"], "q")
+        need(q.shape[1:] == (plan["num_qo_heads"], plan["head_dim"]), "heads")
+        need(k.shape[1:] == (size, plan["num_kv_heads"], plan["head_dim"]), "cache")
+        need(a["return_lse"] == (a["lse"] is not None), "lse")
+        for b in range(len(starts) - 1):
+            count = starts[b + 1] - starts[b]
+            length = (((count - 1) * size + tails[b]) & 0xFFFFFFFF) if count else 0
+            need(length <= count * size, f"length {length} is past the pages of request {b}")
+            pages = [int(indices[starts[b] + t // size]) for t in range(length)]
+            need(all(0 <= p < k.shape[0] for p in pages), "illegal memory access")
+            keys, values = (
+                torch.stack([x[p, t % size] for t, p in enumerate(pages)]) if pages else x[0, :0] for x in (k, v)
+            )
+            options = {"scale": plan["sm_scale"], "left": plan["window_left"], "cap": plan["logits_soft_cap"]}
+            result, found = attend(q[b * n : b * n + n], keys, values, causal=True, **options)
+            unseen = found == -INF
+            a["out"][b * n : b * n + n] = torch.where(unseen[..., None], GARBAGE if length else 0.0, result)
+            if a["lse"] is not None:
+                a["lse"][b * n : b * n + n] = torch.where(unseen, -5e4, found) / math.log(2)
+        return a["out"]
+
+
+@contextmanager
+def flashinfer() -> Iterator[None]:
+    """Install ``flashinfer`` with its decode wrapper."""
+    recorded, name = RECORDED["flashinfer_python"], "BatchDecodeWithPagedKVCacheWrapper"
+    bodies = {"__init__": _Decode._init, "plan": _Decode._plan, "run": _Decode._run}
+    file = "flashinfer/decode.py"
+    members = {
+        n: with_signature(recorded[f"{file}:{name}.{'_plan_impl' if n == 'plan' else n}"], body)
+        for n, body in bodies.items()
+    }
+    with modules(flashinfer={name: type(name, (), members)}):
+        yield
+
+
+LIBRARIES = {
+    "cudnn": cudnn,
+    "flashinfer": flashinfer,
+    "fa3": flash_attention_3,
+    "fa4": flash_attention_4,
+    "flashmla": flash_mla,
+}

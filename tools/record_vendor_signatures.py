@@ -20,7 +20,12 @@ TARGET = Path(__file__).resolve().parent.parent / "tests" / "data" / "vendor_sig
 # Distribution -> what is called in it: a function or method of a source file, or the op schema in a shared object.
 FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "flash_attn_4": {"flash_attn/cute/interface.py": ("_flash_attn_fwd",)},
-    "flashinfer_python": {"flashinfer/cudnn/prefill.py": ("cudnn_batch_prefill_with_kv_cache",)},
+    "flashinfer_python": {
+        "flashinfer/cudnn/prefill.py": ("cudnn_batch_prefill_with_kv_cache",),
+        "flashinfer/decode.py": tuple(
+            f"BatchDecodeWithPagedKVCacheWrapper.{n}" for n in ("__init__", "_plan_impl", "run")
+        ),
+    },
 }
 FILES = {"flash_mla": ("get_mla_metadata", "flash_mla_with_kvcache")}
 SCHEMAS: dict[str, dict[str, str]] = {"tokenspeed_fa3": {"flash_attn_3/_C.abi3.so": "fwd"}}

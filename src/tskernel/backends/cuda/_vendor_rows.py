@@ -271,19 +271,20 @@ def compile_cases() -> list[CompileCase]:
         ("discount", _discount, sizes),
         ("first key", _first_key, {"RAGGED": True, "BLOCK": 256}),
     ]
-    return [_case(name, function, constants) for name, function, constants in every]
+    return [case(name, function, constants) for name, function, constants in every]
 
 
 _KINDS: Final = {
     **dict.fromkeys(("values", "kept", "out"), "*bf16"),
-    **dict.fromkeys(("lse", "given", "sinks"), "*fp32"),
-    **dict.fromkeys(("ends", "key_ends", "marks", "lengths", "first"), "*i32"),
+    **dict.fromkeys(("lse", "given", "sinks", "found"), "*fp32"),
+    **dict.fromkeys(("ends", "key_ends", "marks", "lengths", "first", "starts", "tails"), "*i32"),
 }
 
 _ALIGNED: Final = ("v_row", "v_head", "out_row", "out_head")
 
 
-def _case(name: str, function: Any, constants: dict[str, Any]) -> CompileCase:
+def case(name: str, function: Any, constants: dict[str, Any]) -> CompileCase:
+    """Return a case whose pointers are known by name."""
     code = (function.function if hasattr(function, "function") else function.fn).__code__
     names = code.co_varnames[: code.co_argcount]
     signature = {n: "constexpr" if n in constants else _KINDS.get(n, "i32") for n in names}
