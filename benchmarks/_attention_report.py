@@ -41,7 +41,12 @@ def digest(row: dict[str, Any]) -> Found:
     selected = best(lambda r: r["source"] == "selected")
     own = best(lambda r: r["source"] == "kernel" and not r["library"])
     portable = best(lambda r: r["source"] == "kernel" and not r["library"] and r["name"].startswith("portable/"))
-    return Found(row, selected and selected["us"], own, portable, best(lambda r: r["source"] == "peer"))
+    return Found(row, us_of(selected), own, portable, best(lambda r: r["source"] == "peer"))
+
+
+def us_of(result: Result | None) -> float | None:
+    """Return the time of a result, if there is one."""
+    return None if result is None else result["us"]
 
 
 def peer_us(found: Found, prefix: str) -> float | None:
@@ -75,8 +80,8 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 def targets(found: Found, rows: Sequence[Found]) -> Iterator[Target]:
     """Yield what issue 3 asks of a row."""
-    group, own = found.row["group"], found.own and found.own["us"]
-    portable, peer = found.portable and found.portable["us"], found.peer and found.peer["us"]
+    group, own = found.row["group"], us_of(found.own)
+    portable, peer = us_of(found.portable), us_of(found.peer)
     if found.row["kind"] == "prefill" and found.row["window"] >= 0:
         yield Target("selected / FA3", ratio(found.selected, peer_us(found, "fa3")), 1.0)
     elif found.row["kind"] == "prefill":
@@ -96,7 +101,7 @@ def targets(found: Found, rows: Sequence[Found]) -> Iterator[Target]:
 def _decode_targets(found: Found, own: float | None, rows: Sequence[Found]) -> Iterator[Target]:
     if "fp8" in found.name:
         plain = next((r for r in rows if f"{r.name} fp8 KV" == found.name), None)
-        yield Target("own fp8 / own bf16", ratio(own, plain and plain.own and plain.own["us"]), 1 / 1.7)
+        yield Target("own fp8 / own bf16", ratio(own, us_of(plain.own) if plain else None), 1 / 1.7)
         return
     yield Target("own / FlashInfer", ratio(own, peer_us(found, "flashinfer")), 1.03)
     yield Target("own / FA3", ratio(own, peer_us(found, "fa3")), 1.0)
@@ -142,10 +147,10 @@ def summary(rows: Sequence[Found]) -> list[str]:
             "selected / floor"]  # fmt: skip
     lines = []
     for f in rows:
-        peer = f.peer and f.peer["us"]
+        peer = us_of(f.peer)
         lines.append([
             f.name, us_text(f.selected), rate_text(f.row, f.selected), f.row["selected"] or "-", named(f.own),
-            named(f.peer), ratio_text(ratio(f.selected, peer)), ratio_text(ratio(f.own and f.own["us"], peer)),
+            named(f.peer), ratio_text(ratio(f.selected, peer)), ratio_text(ratio(us_of(f.own), peer)),
             ratio_text(ratio(f.selected, f.row["floor_us"])),
         ])  # fmt: skip
     return table(head, lines)
