@@ -49,7 +49,8 @@ def chosen(part: str, module: Any) -> list[Any]:
     p = PARTS[part]
     if part not in getattr(module, "COMPILE_PARTS", PARTS):
         return []
-    found = module.compile_cases(Chip(p.backend == "hip", p.shared, p.arch == 100))
+    nvidia = p.backend == "cuda"
+    found = module.compile_cases(Chip(not nvidia, p.shared, p.arch == 100, nvidia and int(p.arch) >= 89))
     return found if part in ("sm90", "gfx942") else found[:2][-1:]
 
 

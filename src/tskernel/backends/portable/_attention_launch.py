@@ -1,17 +1,55 @@
-"""The host side of the Triton attention programs: tile sizes, how far to cut the keys, launches, what tests compile."""
+"""The host side of the Triton attention programs: what a call asks of them, launches, plans for repeated calls."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tskernel.backends.plans import Plans
 from tskernel.backends.portable import _attention_triton as device
+from tskernel.backends.portable._attention_cases import Case, case, join_case, plain_case
+from tskernel.backends.portable._attention_tiles import (
+    Blocks,
+    Chip,
+    Config,
+    Cut,
+    Keys,
+    bucket,
+    chip_of,
+    choose_config,
+    choose_cut,
+    deal_width,
+    estimate_splits,
+    multiprocessors,
+    pow2,
+    program_flags,
+    reach,
+    settle,
+    widths,
+)
+from tskernel.backends.triton_launch import prepare
 from tskernel.checks import FLOATS, FP8
 from tskernel.dispatch.platform import Arch, CapabilityRequirement, platform_of
 from tskernel.dispatch.signature import formats, same_formats
+
+__all__ = [
+    "CAPABILITY",
+    "MHA_TRAITS",
+    "SIGNATURES",
+    "Case",
+    "Chip",
+    "Config",
+    "attend",
+    "case",
+    "join_case",
+    "plain_case",
+    "pow2",
+    "unit",
+    "unreadable",
+]
 
 CAPABILITY: Final = (
     CapabilityRequirement(vendor="nvidia", at_least="sm80", packages=("triton",)),
@@ -25,167 +63,62 @@ MHA_TRAITS: Final = {"head_dim": range(1, 257), "head_dim_v": range(1, 257)}
 LOG2E: Final = 1.4426950408889634
 
 
-class Config(NamedTuple):
-    """Tile sizes and launch options; ``splits`` 0 leaves the number of parts to the host's estimate."""
+class How(NamedTuple):
+    """What a call asks for beside its tensors; ``max_k`` is rounded up, and only guides how far keys are cut.
 
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-    splits: int = 0
-
-
-class Chip(NamedTuple):
-    """What tile sizes depend on: AMD or not, bytes of shared memory of a program, and whether it has tensor memory.
-
-    With tensor memory (sm100) Triton keeps further copies of operands in shared memory.
+    ``shared_v``: values are the first columns of the keys. ``odd``: an address or stride of the values is odd, so that
+    two of a byte cannot be read as one number.
     """
 
-    hip: bool
-    shared: int
-    tensor_memory: bool = False
-
-
-def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, kv: Keys, chip: Chip) -> Config:
-    """Return tile sizes for ``rows`` packed query rows per KV head of a sequence; measured on an H200."""
-    wide = max(width, value_width)
-    if dtype == torch.float32:
-        c = Config(16 if rows <= 16 else 32, 32 if wide <= 128 else 16, 4, 2)
-    elif chip.hip:
-        return Config(_tile_rows(rows, 128 if wide <= 128 else 64), 64 if wide <= 128 else 32, 4, 2)
-    elif wide > 256:
-        c = Config(_tile_rows(rows, 64), 32 if chip.tensor_memory else 64, 8 if rows > 32 else 4, 2)
-    elif rows <= 32:
-        c = _few_rows(_tile_rows(rows, 32), wide, kv)
-    elif kv.page > 0:
-        c = Config(64, 64, 4, 3)
-    elif kv.window >= 0 and wide <= 64:
-        c = Config(128, 64, 4, 3)
-    else:
-        c = Config(128, 64, 8, 3 if wide <= 128 else 2)
-    return _fit(c, width + (0 if kv.shared_v else value_width), width, dtype.itemsize, chip.shared)
-
-
-class Keys(NamedTuple):
-    """What tile sizes depend on: bytes per element, page size (0 = packed), window (-1 = none), values being keys."""
-
-    itemsize: int
-    page: int
+    max_q: int
+    max_k: int
+    scale: float
+    causal: bool
     window: int
-    shared_v: bool = False
+    cap: float
+    config: Config | None
+    shared_v: bool
+    odd: bool
 
 
-def _few_rows(block_m: int, wide: int, kv: Keys) -> Config:
-    """Return tiles for a decode step: enough bytes in flight, two programs per multiprocessor."""
-    if 0 < kv.page < 64:  # a table entry per key, loaded first: fewer, longer rounds
-        return Config(block_m, 128 if wide <= 128 else 64, 4, 2)
-    if kv.itemsize == 1:
-        return Config(block_m, 64, 2, 3)
-    return Config(block_m, 64 if wide <= 128 else 32, 4, 4 if block_m == 16 else 3)
+class Given(NamedTuple):
+    """The tensors of a call, in the order in which the program takes them but for its working memory."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+    table: Tensor | None
+    lengths: Tensor | None
+    sinks: Tensor | None
+    q_scale: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
 
 
-def _fit(c: Config, both: int, width: int, itemsize: int, shared: int) -> Config:
-    """Shrink tiles until queries, keys and values fit into shared memory."""
+class Choice(NamedTuple):
+    """Tiles and cut of a call, and how many rows and sequences they serve."""
 
-    def need() -> int:
-        return (c.block_m * width + c.stages * c.block_n * both) * itemsize
-
-    while need() > shared and c.stages > 2:
-        c = c._replace(stages=c.stages - 1)
-    while need() > shared and c.block_n > 16:
-        c = c._replace(block_n=c.block_n // 2)
-    while need() > shared and c.block_m > 16:
-        c = c._replace(block_m=c.block_m // 2)
-    return c
+    config: Config
+    cut: Cut
+    tiles: int
+    batch: int
+    flags: dict[str, Any]
 
 
-def _tile_rows(rows: int, limit: int) -> int:
-    return max(16, min(limit, pow2(rows)))
+class Plan(NamedTuple):
+    """The launches of a decode call and the number of floats that it works in."""
+
+    attend: Callable[..., None]
+    join: Callable[..., None] | None
+    floats: int
 
 
-@lru_cache(maxsize=4096)
-def choose_splits(programs: int, blocks: int, slots: int, extra: int, alone: float) -> int:
-    """Return into how many parts to cut the keys so that all are read soonest.
-
-    The unit is the time in which a multiprocessor reads a block of keys: it reads them one program after another, by a
-    factor of ``alone`` slower when it has only one. A part costs ``extra`` for writing and reading its result, the join
-    a launch and something for each part. More than 64 parts never pay.
-    """
-    if programs == 0 or programs >= 2 * slots:
-        return 1
-
-    def cost(splits: int) -> float:
-        rounds = -(-programs * splits // slots)
-        reading = rounds * -(-blocks // splits) * (alone if rounds == 1 else 1.0)
-        return reading + (rounds * extra + 4 + splits / 4 if splits > 1 else 0)
-
-    return min(range(1, max(1, min(64, blocks // 2)) + 1), key=cost)
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
-@lru_cache(maxsize=64)
-def chip_of(device: torch.device) -> Chip:
-    """Return what a device offers a program."""
-    if device.type != "cuda":
-        return Chip(False, 99 << 10)
-    have = torch.cuda.get_device_properties(device)
-    hip = torch.version.hip is not None
-    return Chip(hip, getattr(have, "shared_memory_per_block_optin", 64 << 10), not hip and have.major == 10)
-
-
-def _bucket(blocks: int) -> int:
-    """Round up to one of eight sizes per power of two: a growing length must not ask for a new estimate each step."""
-    step = 1 << max(0, blocks.bit_length() - 4)
-    return -(-blocks // step) * step
-
-
-def unit(x: Tensor) -> Tensor:
-    """Return ``x``, copied where its last stride is not 1."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _dense(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
-def unreadable(kv: Tensor) -> str | None:
-    """Return why this device cannot read the dtype of the keys, or None."""
-    if kv.dtype != torch.float8_e4m3fn or kv.device.type != "cuda":
-        return None
-    platform = platform_of(kv.device)
-    if platform.vendor == "nvidia" and platform.arch is not None and platform.arch < Arch((8, 9)):
-        return f"Triton reads {kv.dtype} from sm89 on, {platform} is older"
-    return None
-
-
-def _splits_of(c: Config, programs: int, max_k: int, most: int, window: int, device: torch.device) -> int:
-    reach = max_k if window < 0 else min(max_k, window + most + c.block_n)
-    blocks = _bucket(-(-max(1, reach) // c.block_n))
-    # With two stages a program has little in flight; large tiles compute more than they read.
-    alone = 1.5 if c.stages == 2 and c.block_m <= 32 else 1.05
-    return choose_splits(programs, blocks, multiprocessors(device), c.block_m // 32, alone)
-
-
-def _step(scale: Tensor | None) -> int:
-    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)
-
-
-def pow2(n: int) -> int:
-    """Return the least power of two that is at least ``n``."""
-    return 1 << (n - 1).bit_length()
-
-
-@lru_cache(maxsize=256)
-def _widths(width: int) -> tuple[int, int]:
-    """Return the powers of two that cover a width with least waste: one, or one and a smaller one behind it."""
-    main = max(16, pow2(width + 1) // 2)
-    tail = max(16, pow2(width - main)) if width > main else 0
-    return (main, tail) if tail < main else (2 * main, 0)
+_Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+_plans: Final = Plans[Plan]()
 
 
 def attend(
@@ -217,139 +150,145 @@ def attend(
     """
     if out.numel() == 0:
         return
-    q, k, v = unit(q), unit(k), unit(v)
-    cu_q, cu_k, table, lengths, sinks = map(_dense, (cu_q, cu_k, table, lengths, sinks))
-    (rows, heads, width), most = q.shape, max(1, min(max_q, q.shape[0]))
-    value_width, kv_heads = v.shape[-1], k.shape[-2]
-    group, page = heads // kv_heads, 0 if table is None else k.shape[1]
-    batch = lengths.shape[0] if lengths is not None else cu_k.shape[0] - 1 if cu_k is not None else 0
-    main, tail = _widths(width)
-    shared_v = k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and main == value_width
-    keys = Keys(k.element_size(), page, window, shared_v)
-    c = config or choose_config(most * group, width, value_width, q.dtype, keys, chip_of(q.device))
+    shared_v = k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and widths(q.shape[-1])[0] == v.shape[-1]
+    odd = v.dtype in FP8 and (v.data_ptr() % 2 == 1 or any(step % 2 for step in v.stride()[:-1]))
+    how = How(max_q, 64 * bucket(-(-max_k // 64)), scale, causal, window, cap, config, shared_v, odd)
+    asked = Given(q, k, v, out, lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale)
+    plan = _plans.find(how, asked) if cu_q is None else None
+    if plan is not None:
+        _follow(plan, asked)
+        return
+    given = _dense(asked)
+    choice = _choose(how, given)
+    floats = _floats(choice, given)
+    work = torch.empty(floats, dtype=torch.float32, device=q.device) if floats else None
+    launches = _launches(how, given, choice, work)
+    # The sizes of a prefill hardly come again, those of a decode step do; a copied tensor has another look.
+    if cu_q is None and all(a is b for a, b in zip(asked, given, strict=True)):
+        first, *rest = [prepare(kernel, grid, *values, **options) for kernel, grid, values, options in launches]
+        _follow(_plans.keep(how, asked, Plan(first, rest[0] if rest else None, floats)), asked)
+        return
+    for kernel, grid, values, options in launches:
+        kernel[grid](*values, **options)
+
+
+def _follow(plan: Plan, given: Given) -> None:
+    """Launch what an earlier call has prepared."""
+    work = torch.empty(plan.floats, dtype=torch.float32, device=given.q.device) if plan.floats else None
+    plan.attend(*[t for t in (*given[:5], work, *given[5:]) if t is not None])
+    if plan.join is not None:
+        plan.join(*[t for t in (work, given.out, given.lse, given.sinks) if t is not None])
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return ``x``, copied where its last stride is not 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _dense(given: Given) -> Given:
+    """Return the tensors with unit last strides where the program takes no stride for them."""
+    free = {"out", "lse", "q_scale", "k_scale", "v_scale"}
+    return Given(*[t if t is None or n in free else unit(t) for n, t in zip(Given._fields, given, strict=True)])
+
+
+def unreadable(kv: Tensor) -> str | None:
+    """Return why this device cannot read the dtype of the keys, or None."""
+    if kv.dtype != torch.float8_e4m3fn or kv.device.type != "cuda":
+        return None
+    platform = platform_of(kv.device)
+    if platform.vendor == "nvidia" and platform.arch is not None and platform.arch < Arch((8, 9)):
+        return f"Triton reads {kv.dtype} from sm89 on, {platform} is older"
+    return None
+
+
+def _choose(how: How, given: Given) -> Choice:
+    """Return tiles and cut of a call."""
+    q, k, v = given.q, given.k, given.v
+    (rows, heads, width), value_width, kv_heads = q.shape, v.shape[-1], k.shape[-2]
+    most, page = max(1, min(how.max_q, rows)), 0 if given.table is None else k.shape[1]
+    ends = given.lengths if given.lengths is not None else given.cu_k
+    batch = 0 if ends is None else ends.shape[0] - (given.lengths is None)
+    keys, chip = Keys(k.element_size(), page, how.window, how.shared_v), chip_of(q.device)
+    group, slots = heads // kv_heads, multiprocessors(q.device)
+    c = how.config or choose_config(most * group, width, value_width, q.dtype, keys, chip)
     tiles = -(-most * group // c.block_m)
-    splits = c.splits or _splits_of(c, batch * kv_heads * tiles, max_k, most, window, q.device)
-    part, part_lse = _parts(q, splits, value_width)
-    plain = cap == 0.0 and scale > 0.0 and q_scale is None and k_scale is None
-    ragged = cu_q is not None
-    flags = {
-        "RAGGED": ragged, "CAUSAL": causal or window >= 0, "WINDOW": window >= 0, "CAP": cap != 0.0, "FUSED": plain,
-        "SINKS": sinks is not None, "Q_SCALE": q_scale is not None, "K_SCALE": k_scale is not None,
-        "V_SCALE": v_scale is not None, "LSE": lse is not None, "FP8_Q": q.dtype in FP8,
-        "SHARED_V": shared_v,
-        "PHASES": c.block_m > 32 and value_width <= 256,
+    programs = batch * kv_heads * tiles
+    bound = reach(c, how.max_k, most, how.window)
+    cut = Cut(c.splits or estimate_splits(c, programs, bound, slots), 0)
+    if given.table is not None and given.cu_q is None and how.window < 0:
+        size = c.block_n * (width + (0 if how.shared_v else value_width)) * k.element_size()
+        blocks = Blocks(bound, -(-given.table.shape[1] * page // c.block_n), size)
+        cut = choose_cut(c, batch, programs, blocks, cut.splits, slots)
+    if how.config is None:
+        c = settle(c, programs, cut, slots)
+    flags = program_flags(c, keys, value_width, chip, q.dtype == torch.float32)
+    flags["PAIRS"] &= not how.odd
+    return Choice(c, cut, tiles, batch, flags | {"DEALT": deal_width(batch) if cut.spread else 0})
+
+
+def _floats(choice: Choice, given: Given) -> int:
+    """Return how many floats parts, their LSEs and the deal take."""
+    if choice.cut.splits == 1:
+        return 0
+    parts = given.q.shape[0] * given.q.shape[1] * choice.cut.splits
+    return parts * (given.v.shape[-1] + 1) + (2 * choice.batch if choice.cut.spread else 0)
+
+
+def _flags(how: How, given: Given) -> dict[str, Any]:
+    """Return the constants of the device program that say what it computes."""
+    windowed = how.window >= 0
+    # One query token per sequence sees all of its keys.
+    causal = how.causal and (given.cu_q is not None or how.max_q > 1)
+    unscaled = given.q_scale is None and given.k_scale is None
+    return {
+        "RAGGED": given.cu_q is not None, "CAUSAL": causal or windowed, "WINDOW": windowed, "CAP": how.cap != 0.0,
+        "FUSED": how.cap == 0.0 and how.scale > 0.0 and unscaled, "SINKS": given.sinks is not None,
+        "Q_SCALE": given.q_scale is not None, "K_SCALE": given.k_scale is not None,
+        "V_SCALE": given.v_scale is not None, "LSE": given.lse is not None, "FP8_Q": given.q.dtype in FP8,
+        "SHARED_V": how.shared_v, "SAME": _steps(given.k)[:2] == _steps(given.v)[:2],
     }  # fmt: skip
-    factor = scale * LOG2E * (2 / cap if cap else 1.0)
+
+
+def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> list[_Launch]:
+    """Return kernel, grid, arguments and options of the launches of a call."""
+    q, k, v, out, lse, table = given.q, given.k, given.v, given.out, given.lse, given.table
+    (rows, heads, width), value_width, kv_heads = q.shape, v.shape[-1], k.shape[-2]
+    c, (splits, spread), ragged = choice.config, choice.cut, given.cu_q is not None
+    main, tail = widths(width)
+    group, page, d_v = heads // kv_heads, 0 if table is None else k.shape[1], max(16, pow2(value_width))
+    factor = how.scale * LOG2E * (2 / how.cap if how.cap else 1.0)
     # Counts that change from call to call are 0 where unused: there is one program per kind of number, as 1 or 16 n.
     columns, table_row = (0, 0) if table is None else (table.shape[1], table.stride(0))
     out_strides = (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))
-    device._attend[(kv_heads, tiles * splits, batch + ragged)](
-        q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-        factor, cap * LOG2E, window, rows * ragged, heads, max_q * (not ragged), k.shape[0], columns, splits,
-        *q.stride()[:2], *_steps(k), *_steps(v), *out_strides, table_row, *map(_step, (q_scale, k_scale, v_scale)),
-        D=width, DV=value_width, D_MAIN=main, D_TAIL=tail, D_V=max(16, pow2(value_width)), GROUP=group, PAGE=page,
-        BLOCK_M=c.block_m, BLOCK_N=c.block_n, SPLIT=splits > 1, **flags, num_warps=c.warps, num_stages=c.stages,
+    lse_at = rows * heads * splits * value_width if work is not None else 0
+    deal_at = lse_at + rows * heads * splits if work is not None and spread else 0
+    q_len = 0 if ragged else how.max_q
+    span = choice.tiles * (1 if spread else splits)
+    places = choice.batch * splits if spread else choice.batch + ragged
+    grid = (kv_heads, span, places) if choice.flags["KV_FIRST"] else (span, kv_heads, places)
+    values = (
+        *given[:5], work, *given[5:], factor, how.cap * LOG2E, how.window, rows * ragged, heads, q_len, k.shape[0],
+        columns, splits, choice.batch if spread else 0, spread, lse_at, deal_at, *q.stride()[:2], *_steps(k),
+        *_steps(v), *out_strides, table_row, *map(_step, (given.q_scale, given.k_scale, given.v_scale)),
     )  # fmt: skip
-    if part is not None and part_lse is not None:
-        _join(part, part_lse, out, lse, sinks, out_strides)
+    options = {
+        "D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": d_v, "GROUP": group, "PAGE": page,
+        "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLIT": splits > 1, **_flags(how, given), **choice.flags,
+        "num_warps": c.warps, "num_stages": c.stages,
+    }  # fmt: skip
+    launches: list[_Launch] = [(device._attend, grid, values, options)]
+    if work is not None:
+        parts = (work, out, lse, given.sinks, heads, splits, q_len, lse_at, deal_at, *out_strides)
+        flags = {"SINKS": given.sinks is not None, "LSE": lse is not None, "DEALT": spread > 0}
+        options = {"DV": value_width, "D_V": d_v, "BLOCK": 16, **flags, "num_warps": 4}
+        launches.append((device._join, (heads, rows), parts, options))
+    return launches
+
+
+def _step(scale: Tensor | None) -> int:
+    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)
 
 
 def _steps(x: Tensor) -> tuple[int, ...]:
     """Return the strides of page, row and head; packed keys have no pages."""
     return x.stride()[:3] if x.dim() == 4 else (0, *x.stride()[:2])
-
-
-def _parts(q: Tensor, splits: int, width: int) -> tuple[Tensor | None, Tensor | None]:
-    if splits == 1:
-        return None, None
-    shape = (*q.shape[:2], splits)
-    return (
-        torch.empty((*shape, width), dtype=torch.float32, device=q.device),
-        torch.empty(shape, dtype=torch.float32, device=q.device),
-    )
-
-
-def _join(
-    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, strides: tuple[int, ...]
-) -> None:
-    """Join the parts ``[T, Hq, splits, Dv]`` into ``out``."""
-    rows, heads, splits, width = part.shape
-    device._join[(heads, rows)](
-        part, part_lse, out, lse, sinks, heads, splits, *strides, DV=width, D_V=max(16, pow2(width)), BLOCK=16,
-        SINKS=sinks is not None, LSE=lse is not None, num_warps=4,
-    )  # fmt: skip
-
-
-class Case(NamedTuple):
-    """What a test without a GPU compiles: a device function, its argument types, constants and launch options."""
-
-    name: str
-    function: Any
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    config: Config
-
-
-def case(
-    chip: Chip,
-    name: str,
-    *,
-    rows: int,
-    group: int,
-    width: int,
-    value_width: int | None = None,
-    page: int = 0,
-    kv: str = "bf16",
-    splits: int = 1,
-    ones: bool = False,
-    **flags: bool,
-) -> Case:
-    """Return a bf16 case with ``rows`` query rows per KV head; ``flags`` are those of the device program.
-
-    ``ones``: every count is 1, which the compiler then sees as a constant.
-    """
-    value_width = width if value_width is None else value_width
-    main, tail = _widths(width)
-    keys = Keys(1 if "fp8" in kv else 2, page, 0 if flags.get("WINDOW") else -1, flags.get("SHARED_V", False))
-    c = choose_config(rows, width, value_width, torch.bfloat16, keys, chip)
-    given = {
-        "RAGGED": page == 0,
-        "CAUSAL": True,
-        "FUSED": True,
-        "LSE": True,
-        "PHASES": c.block_m > 32 and value_width <= 256,
-        **flags,
-    }
-    sizes = {"D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": max(16, pow2(value_width))}
-    tiles = {"GROUP": group, "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLIT": splits > 1, "PAGE": page}
-    kinds = {"q": "*bf16", "k": f"*{kv}", "v": f"*{kv}", "out": "*bf16", "lse": "*fp32", "sinks": "*fp32"}
-    kinds |= dict.fromkeys(("cu_q", "cu_k", "table", "lengths"), "*i32")
-    kinds |= dict.fromkeys(("part", "part_lse", "q_scale", "k_scale", "v_scale"), "*fp32")
-    kinds |= {"scale": "fp32", "cap": "fp32"}
-    function = device.DECLARED["attend"]
-    code = function.function.__code__
-    arguments = code.co_varnames[: code.co_argcount]
-    constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
-    if ones:
-        constants |= dict.fromkeys(("rows", "heads", "q_len", "pages", "columns"), 1)
-    signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
-    return Case(name, function, signature, constants, c)
-
-
-def plain_case(name: str, program: str, constants: dict[str, Any], halves: set[str]) -> Case:
-    """Return a case of a function whose pointers are fp32 but for ``halves``, and end before its strides."""
-    function = device.DECLARED[program]
-    code = function.function.__code__
-    arguments = code.co_varnames[: code.co_argcount]
-    pointers = {"a", "b", "out", "lse", "lse_a", "lse_b", "part", "part_lse", "sinks"}
-    signature = {
-        n: "constexpr" if n.isupper() else "i32" if n not in pointers else "*bf16" if n in halves else "*fp32"
-        for n in arguments
-    }
-    return Case(name, function, signature, constants, Config(16, 16, 4, 2))
-
-
-def join_case() -> Case:
-    """Return the program that joins parts."""
-    flags = {"SINKS": True, "LSE": True}
-    return plain_case("join", "join", {"DV": 128, "D_V": 128, "BLOCK": 16, **flags}, {"out"})

@@ -16,6 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tskernel.backends.lazy_triton import jit
+from tskernel.backends.portable._attention_deal import _deal
+from tskernel.backends.portable._attention_join import _join, _merge
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -36,24 +38,27 @@ def _load_tile(ptr, offset, inside, D: tl.constexpr, FROM: tl.constexpr, BLOCK_D
 
 
 @jit
-def _locate(n, left, right, table, pages, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE: tl.constexpr):
-    """Return page and slot of the keys from ``n`` on (0 and the key itself where keys are packed), and which exist.
-
-    WHOLE: a tile never leaves a page, so one entry of the table serves it.
-    """
-    key = n + tl.arange(0, BLOCK_N)
-    inside = (key >= left) & (key < right)
-    if PAGE == 0:
-        page, slot = tl.zeros_like(key), key
-    elif WHOLE:
-        page = tl.load(table + n // PAGE) + tl.zeros_like(key)
-        slot = n % PAGE + tl.arange(0, BLOCK_N)
-        inside = inside & (page >= 0) & (page < pages)
+def _entries(n, left, right, table, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE: tl.constexpr):
+    """Return the table's entries for the keys from ``n`` on. WHOLE: a tile never leaves a page, one entry serves it."""
+    if WHOLE:
+        return tl.load(table + n // PAGE, mask=n < right, other=-1)
     else:
-        page = tl.load(table + key // PAGE, mask=inside, other=-1)
-        slot = key % PAGE
-        inside = inside & (page >= 0) & (page < pages)
-    return page.to(tl.int64), slot.to(tl.int64), inside
+        key = n + tl.arange(0, BLOCK_N)
+        return tl.load(table + key // PAGE, mask=(key >= left) & (key < right), other=-1)
+
+
+@jit
+def _place(entry, n, left, right, pages, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE: tl.constexpr,
+           MASKED: tl.constexpr):
+    """Return page and slot of the keys from ``n`` on (0 and the key itself where packed), and which exist."""
+    key = n + tl.arange(0, BLOCK_N)
+    inside = (key >= left) & (key < right) if MASKED else key >= 0
+    if PAGE == 0:
+        return tl.zeros_like(key).to(tl.int64), key.to(tl.int64), inside
+    else:
+        inside = inside & (entry.to(tl.uint32, bitcast=True) < pages)  # as unsigned, -1 is a large number
+        slot = n % PAGE + tl.arange(0, BLOCK_N) if WHOLE else key % PAGE
+        return entry.to(tl.int64), slot.to(tl.int64), inside
 
 
 @jit
@@ -69,19 +74,69 @@ def _soften(s, factor, cap, CAP: tl.constexpr, FUSED: tl.constexpr):
 
 
 @jit
+def _hide(s, n, inside, own, left, window, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
+          WINDOW: tl.constexpr, NARROW: tl.constexpr):
+    """Put -inf where a row does not see a key."""
+    key = n + tl.arange(0, BLOCK_N)
+    if NARROW:
+        # By floating-point arithmetic: predicates would have to be kept while the product runs. Places count from
+        # ``left``, which makes them small and exact; the distance from a window's middle misses its edge by 0.25.
+        middle = (own - left).to(tl.float32) - 0.5 * window
+        far = tl.abs((key - left).to(tl.float32)[None, :] - middle[:, None])
+        s = tl.minimum(s, (0.5 * window + 0.25 - far) * 1e30 * 1e30)
+        return tl.where(inside[None, :], s, float("-inf")) if PAGE > 0 else s
+    elif WINDOW:
+        # One comparison: as unsigned, a key before the window is a large number. A key behind the last is never seen.
+        seen = (key[None, :] - (own[:, None] - window)).to(tl.uint32, bitcast=True) <= window
+        return tl.where(seen & inside[None, :] if PAGE > 0 else seen, s, float("-inf"))
+    elif CAUSAL:
+        return tl.where(inside[None, :] & (key[None, :] <= own[:, None]), s, float("-inf"))
+    else:
+        return tl.where(inside[None, :], s, float("-inf"))
+
+
+@jit
+def _byte(pairs, HIGH: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the low or the high bytes of 16-bit pairs of fp8, as fp16.
+
+    NATIVE: by the instruction of sm89 and later that converts two; the compiler would take it for one at a time.
+    """
+    if NATIVE:
+        BYTES: tl.constexpr = "0x4431" if HIGH else "0x4420"
+        KIND: tl.constexpr = "e4m3x2" if TYPE.is_fp8e4nv() else "e5m2x2"
+        CODE: tl.constexpr = ("{ .reg .b32 t; .reg .b16 low, high; prmt.b32 t, $1, 0, " + BYTES
+                              + "; mov.b32 {low, high}, t; cvt.rn.f16x2." + KIND + " $0, low; }")
+        return tl.inline_asm_elementwise(CODE, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        return (pairs >> (8 if HIGH else 0)).to(tl.int8).to(TYPE, bitcast=True).to(tl.float16)
+
+
+@jit
 def _walk(
-    acc, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, cap, window, pages,
+    acc, odd, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, per_row, cap, window, pages,
     k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, FUSED: tl.constexpr, SHARED_V: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place."""
+    """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
+
+    PAIRS: two columns of fp8 values are read as one number, so that whole words of shared memory feed the product, and
+    ``acc`` and ``odd`` hold the even and the odd columns. WIDE: ``total`` keeps a sum per row and key of a tile, added
+    up at the end, so that no round waits for a sum over threads. SAME: keys and values have the same strides.
+    """
     CHECKED: tl.constexpr = MASKED or PAGE > 0
+    WHOLE: tl.constexpr = PAGE > 0 and PAGE % BLOCK_N == 0
     # fp8 becomes fp16 in one exact instruction, bf16 in two; weights of at most 1 lose nothing in fp16.
     V_TYPE: tl.constexpr = tl.float16 if v_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16 else q.dtype
+    entry = _entries(lo, left, right, table, PAGE, BLOCK_N, WHOLE) if PAGE > 0 else 0
     for n in range(lo, hi, BLOCK_N):
-        page, slot, inside = _locate(n, left, right, table, pages, PAGE, BLOCK_N, WHOLE)
+        page, slot, inside = _place(entry, n, left, right, pages, PAGE, BLOCK_N, WHOLE, MASKED)
+        # A page outside the cache hides its tile as a whole, which costs no work on scores.
+        page_exists = entry.to(tl.uint32, bitcast=True) < pages if WHOLE else True
+        if PAGE > 0:  # a round ahead: the next tile's addresses must not wait for the table
+            entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
         k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -89,32 +144,46 @@ def _walk(
             k_tail = _load_tile(k_ptr, rows, inside, D, D_MAIN, D_TAIL, CHECKED).to(q.dtype)
             s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
         s = _soften(s, factor, cap, CAP, FUSED)
-        if CHECKED:
-            seen = inside[None, :]
-            if MASKED and CAUSAL:
-                key = n + tl.arange(0, BLOCK_N)
-                seen = seen & (key[None, :] <= own[:, None])
-                if WINDOW:
-                    seen = seen & (key[None, :] >= own[:, None] - window)
-            s = tl.where(seen, s, float("-inf"))
+        if MASKED:
+            s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
+        elif PAGE > 0 and not WHOLE:
+            s = tl.where(inside[None, :], s, float("-inf"))
         high = tl.max(s, 1)
-        new = tl.maximum(top, high * factor if FUSED else high)
+        if WHOLE and not MASKED:
+            high = tl.where(page_exists, high, float("-inf"))
+        new = tl.maximum(top, high * per_row if FUSED else high)
         base = tl.where(new == float("-inf"), 0.0, new) if CHECKED else new
-        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
         shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(p, 1)
-        if SHARED_V:
-            v = k
+        if WHOLE and not MASKED:
+            base = tl.where(page_exists, base, float("inf"))
+        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
+        total = total * shrink[:, None] + p if WIDE else total * shrink + tl.sum(p, 1)
+        if PAIRS:
+            two = v_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+            at = rows // 2 if SAME else page * (v_page // 2) + slot * (v_row // 2)
+            v = _load_tile(two, at, inside, DV // 2, 0, D_V // 2, CHECKED)
+            p = p.to(tl.float16)
+            acc = tl.dot(p, _byte(v, False, v_ptr.dtype.element_ty, NATIVE), acc=acc * shrink[:, None])
+            odd = tl.dot(p, _byte(v, True, v_ptr.dtype.element_ty, NATIVE), acc=odd * shrink[:, None])
         else:
-            v = _load_tile(v_ptr, page * v_page + slot * v_row, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
-        acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+            if SHARED_V:
+                v = k
+            else:
+                at = rows if SAME else page * v_page + slot * v_row
+                v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
+            acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
         top = new
-    return acc, top, total
+    return acc, odd, top, total
 
 
 @jit
-def _finish(acc, top, total, sink_ptr, sink_mask, SINKS: tl.constexpr):
+def _finish(acc, odd, top, total, sink_ptr, sink_mask, SINKS: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr,
+            BLOCK_M: tl.constexpr, D_V: tl.constexpr):
     """Return the normalised rows and their natural-log LSE; the sink enters the denominator only."""
+    if WIDE:
+        total = tl.sum(total, 1)
+    if PAIRS:
+        acc = tl.reshape(tl.join(acc, odd), [BLOCK_M, D_V])
     base = tl.where(top == float("-inf"), 0.0, top)
     lse = (base + tl.log2(total)) * 0.6931471805599453
     if SINKS:
@@ -125,16 +194,13 @@ def _finish(acc, top, total, sink_ptr, sink_mask, SINKS: tl.constexpr):
 
 @jit
 def _clear(
-    out, lse, part_lse, first, rows, heads, out_row, out_head, lse_row, lse_head,
-    tile, tiles, split, splits,
+    out, lse, part_lse, first, rows, heads, out_row, out_head, lse_row, lse_head, mine, step, split, splits,
     DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
 ):
     """Give the rows behind the last sequence, all heads, the result of a row that sees no key."""
     column = tl.arange(0, D_V)
-    mine = tl.program_id(0) + tile * tl.num_programs(0)
     start = first.to(tl.int64) * heads + mine * BLOCK
-    step = tl.num_programs(0) * tiles * BLOCK
-    for n in range(start, tl.cast(rows, tl.int64) * heads, step):  # an argument of 1 is no tensor
+    for n in range(start, tl.cast(rows, tl.int64) * heads, step * BLOCK):  # an argument of 1 is no tensor
         at = n + tl.arange(0, BLOCK)
         inside = at < rows * heads
         token, head = at // heads, at % heads
@@ -190,35 +256,79 @@ def _range(i0, i1, q_len, k_len, window, split, splits, BLOCK_N: tl.constexpr, C
 
 
 @jit
+def _queries(q, at, real, scale, D: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, HALF: tl.constexpr,
+             FP8_Q: tl.constexpr):
+    """Return the queries, their tail, and the factor of raw scores.
+
+    HALF (fp8 keys): fp8 becomes fp16 in one exact instruction, bf16 in three. A row of bf16 is scaled by a power of two
+    to just under 2^13, so that nothing that counts is lost in fp16; the factor, one per row then, undoes it.
+    """
+    queries = _load_tile(q, at, real, D, 0, D_MAIN, True)
+    tail = _load_tile(q, at, real, D, D_MAIN, D_TAIL, True) if D_TAIL > 0 else queries
+    if HALF and queries.dtype == tl.bfloat16:
+        x = queries.to(tl.float32)
+        high = tl.max(tl.abs(x), 1)
+        if D_TAIL > 0:
+            high = tl.maximum(high, tl.max(tl.abs(tail.to(tl.float32)), 1))
+        exponent = tl.minimum(tl.maximum(high.to(tl.int32, bitcast=True) >> 23, 14), 253)
+        exponent = tl.where(high == 0.0, 127 + 12, exponent)  # a factor of 1: a tiny one times -inf might be NaN
+        up = ((254 + 12 - exponent) << 23).to(tl.float32, bitcast=True)
+        scale = scale * ((exponent - 12) << 23).to(tl.float32, bitcast=True)
+        queries = (x * up[:, None]).to(tl.float16)
+        tail = (tail.to(tl.float32) * up[:, None]).to(tl.float16) if D_TAIL > 0 else queries
+    elif HALF:
+        queries, tail = queries.to(tl.float16), tail.to(tl.float16)
+    elif FP8_Q:
+        queries, tail = queries.to(tl.bfloat16), tail.to(tl.bfloat16)
+    return queries, tail, scale
+
+
+@jit
 def _factor(scale, q_scale, k_scale, head, heads_mask, kv_head, q_scale_step, k_scale_step,
             Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr):
-    """Return the factor of raw scores: one for the tile, or one per row."""
+    """Return the factor of raw scores with the scales of queries and keys: one for the tile, or one per row."""
     if K_SCALE:
         scale = scale * tl.load(k_scale + kv_head * k_scale_step)
     if Q_SCALE:
-        scale = scale * tl.load(q_scale + head * q_scale_step, mask=heads_mask, other=0.0)[:, None]
+        scale = scale * tl.load(q_scale + head * q_scale_step, mask=heads_mask, other=0.0)
     return scale
 
 
 @jit
 def _attend(
-    q, k, v, out, lse, part, part_lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
-    scale, cap, window, rows, heads, q_len, pages, columns, splits, q_row, q_head, k_page, k_row, k_head,
-    v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row, q_scale_step, k_scale_step, v_scale_step,
+    q, k, v, out, lse, work, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
+    scale, cap, window, rows, heads, q_len, pages, columns, splits, batch, spread, work_lse, work_deal,
+    q_row, q_head, k_page, k_row, k_head, v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row,
+    q_scale_step, k_scale_step, v_scale_step,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
-    SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr,
+    SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
+    PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
+    DEALT: tl.constexpr,
 ):
-    """One tile of queries of one KV head of one sequence, over one share of its keys."""
-    kv_head, seq, tile, tiles, split = tl.program_id(0), tl.program_id(2), tl.program_id(1), tl.num_programs(1), 0
-    if SPLIT:
+    """One tile of queries of one KV head of one sequence, over one share of its keys.
+
+    ``work`` holds the parts; their LSEs follow from ``work_lse`` on, and from ``work_deal`` on what ``_deal`` found.
+    """
+    kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
+    if not KV_FIRST:
+        kv_head, tile, tiles = tile, kv_head, tl.num_programs(0)
+    part_lse = work + work_lse if SPLIT else work
+    place = seq
+    if DEALT > 0:
+        seq, split, splits = _deal(lengths, work, work_deal, place, (kv_head == 0) & (tile == 0), batch, spread,
+                                   columns * PAGE, DEALT, BLOCK_N, SPLIT)
+        if splits == 0:
+            return
+    elif SPLIT:
         tile, tiles, split = tile // splits, tiles // splits, tile % splits
     if RAGGED:  # noqa: SIM102
         if seq == tl.num_programs(2) - 1:
+            kv_heads = heads // GROUP
             _clear(out, lse, part_lse, tl.load(cu_q + seq), rows, heads, out_row, out_head, lse_row, lse_head,
-                   tile, tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
+                   kv_head + tile * kv_heads, kv_heads * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
     q_start, q_len, k_start, k_len = _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED, PAGE)
     # The last tiles see the most keys: first come, first served.
@@ -228,51 +338,72 @@ def _attend(
     row = first + tl.arange(0, BLOCK_M)
     token, head, real = row // GROUP, kv_head * GROUP + row % GROUP, row < q_len * GROUP
     at = (q_start + token) * q_row + head.to(tl.int64) * q_head
-    queries = _load_tile(q, at, real, D, 0, D_MAIN, True)
-    queries = queries.to(tl.bfloat16) if FP8_Q else queries
-    tail = _load_tile(q, at, real, D, D_MAIN, D_TAIL, True).to(queries.dtype) if D_TAIL > 0 else queries
-    i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
-    left, right, lo, mid_lo, mid_hi, hi = _range(
-        first // GROUP, i1 // GROUP, q_len, k_len, window, split, splits, BLOCK_N, CAUSAL, WINDOW, SPLIT)
     factor = _factor(scale, q_scale, k_scale, head, real, kv_head, q_scale_step, k_scale_step, Q_SCALE, K_SCALE)
-    own = token + (k_len - q_len)
+    queries, tail, per_row = _queries(q, at, real, factor, D, D_MAIN, D_TAIL, HALF, FP8_Q)
+    factor = per_row[:, None] if Q_SCALE or (HALF and q.dtype.element_ty == tl.bfloat16) else per_row
     k = k + k_start.to(tl.int64) * k_row + kv_head.to(tl.int64) * k_head
     v = v + k_start.to(tl.int64) * v_row + kv_head.to(tl.int64) * v_head
     table = table + seq.to(tl.int64) * table_row if PAGE > 0 else table
-    acc = tl.zeros([BLOCK_M, D_V], tl.float32)
-    top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    WHOLE: tl.constexpr = PAGE > 0 and PAGE % BLOCK_N == 0
-    if PHASES:
-        if WINDOW:
-            acc, top, total = _walk(
-                acc, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, cap, window, pages,
-                k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, WHOLE, CAUSAL, WINDOW, CAP,
-                FUSED, SHARED_V, True)
-        acc, top, total = _walk(
-            acc, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, cap, window, pages,
-            k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, WHOLE, CAUSAL, WINDOW, CAP,
-            FUSED, SHARED_V, False)
-        lo = mid_hi
-    acc, top, total = _walk(
-        acc, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, cap, window, pages,
-        k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, WHOLE, CAUSAL, WINDOW, CAP,
-        FUSED, SHARED_V, True)
-    acc, row_lse = _finish(acc, top, total, sinks + head if SINKS else sinks, real, SINKS and not SPLIT)
+    acc, row_lse = _tile(
+        queries, tail, k, v, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
+        factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
+        BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
+        WIDE, SAME)
     if V_SCALE:
         acc = acc * tl.load(v_scale + kv_head * v_scale_step)
-    _store(acc, row_lse, out, lse, part, part_lse, q_start + token, head, real, heads, split, splits, out_row, out_head,
-           lse_row, lse_head, DV, D_V, LSE, SPLIT)
+    if DEALT > 0:
+        at = (place.to(tl.int64) * q_len + token) * heads + head
+    else:
+        at = ((q_start + token) * heads + head) * splits + split
+    _store(acc, row_lse, out, lse, work, part_lse, at, q_start + token, head, real, out_row, out_head, lse_row,
+           lse_head, DV, D_V, LSE, SPLIT)
+
+
+@jit
+def _tile(
+    queries, tail, k, v, table, sink_ptr, real, first, token, q_len, k_len, split, splits, factor, per_row, cap,
+    window, pages, k_page, k_row, v_page, v_row,
+    D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
+    SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
+    WIDE: tl.constexpr, SAME: tl.constexpr,
+):
+    """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
+    i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
+    left, right, lo, mid_lo, mid_hi, hi = _range(
+        first // GROUP, i1 // GROUP, q_len, k_len, window, split, splits, BLOCK_N, CAUSAL, WINDOW, SPLIT)
+    own = token + (k_len - q_len)
+    acc = tl.zeros([BLOCK_M, D_V // 2 if PAIRS else D_V], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N] if WIDE else [BLOCK_M], tl.float32)
+    odd = tl.zeros([BLOCK_M, D_V // 2], tl.float32) if PAIRS else top
+    if PHASES:
+        if WINDOW:
+            acc, odd, top, total = _walk(
+                acc, odd, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, per_row, cap,
+                window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
+                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+        acc, odd, top, total = _walk(
+            acc, odd, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
+            window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
+            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, False)
+        lo = mid_hi
+    acc, odd, top, total = _walk(
+        acc, odd, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, per_row, cap, window,
+        pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
+        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+    return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 
 @jit
 def _store(
-    acc, row_lse, out, lse, part, part_lse, token, head, real, heads, split, splits, out_row, out_head, lse_row,
-    lse_head, DV: tl.constexpr, D_V: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
+    acc, row_lse, out, lse, part, part_lse, at, token, head, real, out_row, out_head, lse_row, lse_head,
+    DV: tl.constexpr, D_V: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
 ):
-    """Write a tile's result, or its part of one; a part without keys is known by its LSE alone."""
+    """Write a tile's result, or its part of one in place ``at``; a part without keys is known by its LSE alone."""
     column = tl.arange(0, D_V)
     if SPLIT:
-        at = (token * heads + head) * splits + split
         some = real & (row_lse > float("-inf"))
         tl.store(part + at[:, None] * DV + column[None, :], acc, mask=some[:, None] & (column[None, :] < DV))
         tl.store(part_lse + at, row_lse, mask=real)
@@ -281,66 +412,6 @@ def _store(
         tl.store(to, acc.to(out.dtype.element_ty), mask=real[:, None] & (column[None, :] < DV))
         if LSE:
             tl.store(lse + token * lse_row + head * lse_head, row_lse, mask=real)
-
-
-@jit
-def _join(
-    part, part_lse, out, lse, sinks, heads, splits, out_row, out_head, lse_row, lse_head,
-    DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-):
-    """Join the parts of one row: weights relative to the largest LSE, the sink once."""
-    token, head, column = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, D_V)
-    first = (token * heads + head) * splits
-    high = tl.full([BLOCK], float("-inf"), tl.float32)
-    for n in range(0, splits, BLOCK):
-        split = n + tl.arange(0, BLOCK)
-        high = tl.maximum(high, tl.load(part_lse + first + split, mask=split < splits, other=float("-inf")))
-    top = tl.max(high, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([BLOCK], tl.float32)
-    acc = tl.zeros([BLOCK, D_V], tl.float32)
-    for n in range(0, splits, BLOCK):
-        split = n + tl.arange(0, BLOCK)
-        share = tl.load(part_lse + first + split, mask=split < splits, other=float("-inf"))
-        weight = tl.exp(share - base)
-        some = (share > float("-inf"))[:, None] & (column[None, :] < DV)
-        acc += weight[:, None] * tl.load(part + (first + split)[:, None] * DV + column[None, :], mask=some, other=0.0)
-        total += weight
-    whole = tl.sum(total, 0)
-    if LSE:
-        tl.store(lse + token * lse_row + head * lse_head, base + tl.log(whole))
-    if SINKS:
-        whole += tl.exp(tl.load(sinks + head).to(tl.float32) - base)
-    value = tl.sum(acc, 0) / tl.where(whole == 0.0, 1.0, whole)
-    tl.store(out + token * out_row + head * out_head + column, value.to(out.dtype.element_ty), mask=column < DV)
-
-
-@jit
-def _merge(
-    a, lse_a, b, lse_b, out, lse, rows, heads, a_row, a_head, b_row, b_head, la_row, la_head, lb_row, lb_head,
-    DV: tl.constexpr, D_V: tl.constexpr, BLOCK: tl.constexpr,
-):
-    """Weigh the parts relative to the larger LSE; a part without keys is not read."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, D_V)
-    inside = at < rows * heads
-    token, head = at // heads, at % heads
-    none = float("-inf")
-    s_a = tl.load(lse_a + token * la_row + head * la_head, mask=inside, other=none)
-    s_b = tl.load(lse_b + token * lb_row + head * lb_head, mask=inside, other=none)
-    top = tl.maximum(s_a, s_b)
-    base = tl.where(top == none, 0.0, top)
-    w_a, w_b = tl.exp(s_a - base), tl.exp(s_b - base)
-    total = w_a + w_b
-    over = tl.where(total == 0.0, 1.0, total)
-    wide = (column < DV)[None, :]
-    from_a = a + (token * a_row + head * a_head)[:, None] + column[None, :]
-    from_b = b + (token * b_row + head * b_head)[:, None] + column[None, :]
-    x = tl.load(from_a, mask=(s_a > none)[:, None] & wide, other=0.0)
-    y = tl.load(from_b, mask=(s_b > none)[:, None] & wide, other=0.0)
-    value = x.to(tl.float32) * (w_a / over)[:, None] + y.to(tl.float32) * (w_b / over)[:, None]
-    tl.store(out + at[:, None] * DV + column[None, :], value.to(out.dtype.element_ty), mask=inside[:, None] & wide)
-    tl.store(lse + at, base + tl.log(total), mask=inside)
 # fmt: on
 
 # Launching a program puts Triton's own object in the place of its name; here the declarations stay.

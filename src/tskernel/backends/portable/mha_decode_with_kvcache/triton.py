@@ -70,5 +70,9 @@ def compile_cases(chip: flash.Chip) -> list[flash.Case]:
         flash.case(chip, "one row of one head", page=1, rows=1, group=1, width=40, splits=2, ones=True),
         flash.case(chip, "page 64, parts", page=64, group=8, width=128, rows=8, splits=8),
         flash.case(chip, "fp8 KV, page 16, window", page=16, group=8, width=64, rows=8, kv="fp8e4nv", WINDOW=True),
+        flash.case(chip, "fp8 KV, page 64", page=64, group=8, width=128, rows=8, kv="fp8e5", CAUSAL=False),
+        flash.case(chip, "page 64, dealt", page=64, group=8, width=128, rows=8, batch=64, CAUSAL=False),
+        flash.case(chip, "page 64, dealt parts", page=64, group=8, width=128, rows=8, batch=256, splits=2),
         flash.join_case(),
+        flash.join_case(dealt=True),
     ]
