@@ -291,7 +291,7 @@ def flashinfer_decode_wrapper(x: Inputs, layout: str = "NHD") -> tuple[Any, Call
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     row = x.row
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(x), layout, use_tensor_cores=True)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(x), layout, use_tensor_cores=True, backend="fa2")
     heads = (row.heads, row.kv_heads, row.width)
     return wrapper, partial(wrapper.plan, *_pages(x), *heads, row.page, **_options(x))
 
