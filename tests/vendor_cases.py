@@ -68,7 +68,7 @@ def test_conformance(kernel: str, record_property: Any) -> None:
     op, library = op_and_library(kernel)
     ran = 0
     for form in op.forms:
-        for dtype, sample in samples_of(op, dtypes=HALVES):
+        for dtype, sample in samples_of(op, dtypes=HALVES if form == op.forms[-1] else HALVES[1:]):
             with library():
                 if declines(kernel, op, sample, form) is not None:
                     continue
@@ -102,10 +102,10 @@ def sequences(kernel: str, q: list[int], k: list[int], **options: Any) -> cases.
 @pytest.mark.parametrize("stray", (NAN, float("inf"), 1.0))
 def test_rows_and_values_of_no_sequence(kernel: str, stray: float) -> None:
     """ATT-05: results as without the spare rows, those 0 / -inf, and the arguments as they were."""
-    arguments = cases.arguments_for(kernel, sequences(kernel, [130, 3], [130, 3]), spare=5)
+    arguments = cases.arguments_for(kernel, sequences(kernel, [40, 3], [40, 3]), spare=5)
     for name in ("q", "k", "v"):
         if name in arguments:
-            arguments[name][133:] = stray
+            arguments[name][43:] = stray
     arguments["max_seqlen_q" if "extend" in kernel else "max_seqlen"] = 500
     check(kernel, arguments)
 
@@ -114,7 +114,7 @@ def test_rows_and_values_of_no_sequence(kernel: str, stray: float) -> None:
 def test_rows_without_keys(kernel: str) -> None:
     """ATT-01, ATT-02: causal with more queries than keys, no keys at all, and full attention without keys."""
     for causal in (True, False):
-        s = sequences(kernel, [200, 3, 2, 0], [70, 0, 4, 3])
+        s = sequences(kernel, [70, 3, 2, 0], [20, 0, 4, 3])
         check(kernel, cases.arguments_for(kernel, s, is_causal=causal))
 
 
@@ -130,8 +130,8 @@ def test_sinks_stay_out_of_the_lse(kernel: str, dtype: torch.dtype, window: int)
 @each_paged
 @pytest.mark.parametrize("page_size", (1, 16, 128))
 def test_unused_slots_and_entries(kernel: str, page_size: int) -> None:
-    """PAGE-01, PAGE-02: NaN in unused slots, out-of-range entries past the length; 66 queries are a whole tile."""
-    s = sequences(kernel, [66, 66], [140, 70], heads=(4, 2))
+    """PAGE-01, PAGE-02: NaN in unused slots, out-of-range entries past the length; 40 queries of 2 heads fill a tile."""
+    s = sequences(kernel, [40, 40], [90, 70], heads=(4, 2))
     check(kernel, cases.arguments_for(kernel, s, page_size=page_size))
 
 
@@ -139,8 +139,8 @@ def test_unused_slots_and_entries(kernel: str, page_size: int) -> None:
 @pytest.mark.parametrize("page_size", (4, 64))
 def test_pages_freed_before_a_window(kernel: str, page_size: int) -> None:
     """Their table entries name no page, and the last page's unused slots hold NaN."""
-    arguments = cases.arguments_for(kernel, sequences(kernel, [2, 2], [300, 0]), page_size=page_size, window_left=5)
-    freed = (300 - 2 - 5) // page_size
+    arguments = cases.arguments_for(kernel, sequences(kernel, [2, 2], [150, 0]), page_size=page_size, window_left=5)
+    freed = (150 - 2 - 5) // page_size
     arguments["page_table"][0, :freed] = torch.tensor((-1, 2**31 - 1, -(2**31), 99) * 20)[:freed]
     check(kernel, arguments)
 
@@ -188,10 +188,10 @@ def test_declines_what_the_vendor_cannot_read(kernel: str) -> None:
 @each("mla_prefill")
 @pytest.mark.parametrize("causal", (True, False))
 def test_mla_prefill_of_deepseek(kernel: str, causal: bool) -> None:
-    s = sequences(kernel, [150, 3, 2], [150, 2, 0], heads=(2, 2), width=192, value_width=128)
+    s = sequences(kernel, [40, 3, 2], [40, 2, 0], heads=(2, 2), width=192, value_width=128)
     check(kernel, {
         "q": cases.packed(s.q, s.q[0], 3), "k": cases.packed(s.k, s.k[0], 3), "v": cases.packed(s.v, s.v[0], 3),
-        "cu_seqlens_q": cases.offsets(s.q), "cu_seqlens_kv": cases.offsets(s.k), "max_seqlen_q": 150,
+        "cu_seqlens_q": cases.offsets(s.q), "cu_seqlens_kv": cases.offsets(s.k), "max_seqlen_q": 40,
         "max_seqlen_kv": 400, "is_causal": causal,
     })  # fmt: skip
 
@@ -214,7 +214,7 @@ def test_mla_decode_of_deepseek(kernel: str, version: str, queries: int, monkeyp
 def test_decodes_several_tokens_with_fewer_keys(kernel: str) -> None:
     """Rows without keys beside rows with some, windows and a table that is a slice of a wider one."""
     for window in (-1, 0, 3, 70):
-        arguments = cases.arguments_for(kernel, sequences(kernel, [3] * 4, [200, 2, 0, 3]), window_left=window)
+        arguments = cases.arguments_for(kernel, sequences(kernel, [3] * 4, [90, 2, 0, 3]), window_left=window)
         wide = torch.full((4, 70), 2**31 - 1, dtype=torch.int32)
         wide[:, 5 : 5 + arguments["page_table"].shape[1]] = arguments["page_table"]
         arguments["page_table"] = wide[:, 5 : 5 + arguments["page_table"].shape[1]]
