@@ -130,7 +130,7 @@ def test_sinks_stay_out_of_the_lse(kernel: str, dtype: torch.dtype, window: int)
 @each_paged
 @pytest.mark.parametrize("page_size", (1, 16, 128))
 def test_unused_slots_and_entries(kernel: str, page_size: int) -> None:
-    """PAGE-01, PAGE-02: NaN in unused slots, out-of-range entries past the length; 40 queries of 2 heads fill a tile."""
+    """PAGE-01, PAGE-02: NaN in unused slots, garbage entries past the length; 40 queries of 2 heads fill a tile."""
     s = sequences(kernel, [40, 40], [90, 70], heads=(4, 2))
     check(kernel, cases.arguments_for(kernel, s, page_size=page_size))
 
