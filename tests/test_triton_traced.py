@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tskernel
 from tskernel import export
+from tskernel.backends.portable import _attention_launch as flash
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -26,12 +27,11 @@ class Target:
 
 
 @pytest.fixture
-def sm90() -> Iterator[None]:
+def sm90(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = pytest.importorskip("triton.runtime.driver", reason="traces Triton kernels").driver
-    before = driver._active
-    driver._active = Target()
-    yield
-    driver._active = before
+    monkeypatch.setattr(driver, "_active", Target())
+    monkeypatch.setattr(flash, "chip_of", lambda _: flash.Chip(False, 227 << 10))
+    monkeypatch.setattr(flash, "multiprocessors", lambda _: 132)
 
 
 class Case(NamedTuple):
@@ -51,8 +51,57 @@ def states(n: int) -> tuple[Tensor, ...]:
     return make(n, 4, 64), make(n, 4, dtype=lse), make(n, 4, 64), make(n, 4, dtype=lse)
 
 
+def integers(*shape: int) -> Tensor:
+    return make(*shape, dtype=torch.int32)
+
+
+def paged(n: int) -> tuple[Tensor, ...]:
+    return make(n, 8, 64), make(4 * n, 16, 2, 64), make(4 * n, 16, 2, 64), integers(n, 4), integers(n)
+
+
+def latent(n: int) -> tuple[Tensor, ...]:
+    return make(n, 1, 16, 576), make(4 * n, 64, 1, 576), integers(n, 4), integers(n)
+
+
+def packed(n: int) -> tuple[Tensor, ...]:
+    return make(n, 8, 64), make(n, 2, 64), make(n, 2, 64), integers(n)
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> Any:
+    return tskernel.mha_decode_with_kvcache(q, k, v, table, lengths, 65536, return_lse=True)
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, cu: Tensor) -> Any:
+    return tskernel.mha_extend_with_kvcache(q, cu, k, v, table, lengths, q.shape[0], table.shape[1] * 16)
+
+
+def prefill(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Any:
+    return tskernel.mha_prefill(q, k, v, cu, q.shape[0], window_left=7, logit_cap=30.0)
+
+
+def mla_decode(q: Tensor, cache: Tensor, table: Tensor, lengths: Tensor) -> Any:
+    sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    return tskernel.mla_decode_with_kvcache(q, cache, table, lengths, 65536, **sizes)
+
+
+def mla_extend(q: Tensor, cache: Tensor, table: Tensor, lengths: Tensor, cu: Tensor) -> Any:
+    sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    return tskernel.mla_extend_with_kvcache(q.select(1, 0), cache, table, lengths, cu, q.shape[0], 256, **sizes)
+
+
+def mla_prefill(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Any:
+    return tskernel.mla_prefill(q, q, q.narrow(-1, 0, 32), cu, cu, q.shape[0], q.shape[0])
+
+
+PARTS, JOINED = {"work"}, {"out", "lse"}
 CASES = {
     "attn_merge_state": Case(tskernel.attn_merge_state, states, [{"out", "lse"}]),
+    "mha_decode_with_kvcache": Case(decode, paged, [PARTS, JOINED]),
+    "mha_extend_with_kvcache": Case(extend, lambda n: (*paged(n), integers(n + 1)), [{"out"}]),
+    "mha_prefill": Case(prefill, packed, [{"out"}]),
+    "mla_decode_with_kvcache": Case(mla_decode, latent, [PARTS, {"out"}]),
+    "mla_extend_with_kvcache": Case(mla_extend, lambda n: (*latent(n), integers(n + 1)), [{"out"}]),
+    "mla_prefill": Case(mla_prefill, packed, [{"out"}]),
 }
 
 
@@ -67,8 +116,10 @@ class Module(nn.Module):
 
 def exported(case: Case, *, dynamic: bool) -> torch.export.ExportedProgram:
     """Export with a first dimension of 5, for any number from 2 on if dynamic."""
-    shapes = ({0: torch.export.Dim("n", min=2, max=65536)},) * len(case.inputs(5)) if dynamic else None
-    return torch.export.export(Module(case.call), case.inputs(5), dynamic_shapes=shapes and (shapes,))
+    inputs, n = case.inputs(5), torch.export.Dim("n", min=2, max=4096)
+    sizes = {5: n, 6: n + 1, 20: 4 * n}
+    shapes = tuple({0: sizes[x.shape[0]]} for x in inputs) if dynamic else None
+    return torch.export.export(Module(case.call), inputs, dynamic_shapes=shapes and (shapes,))
 
 
 def launches(program: torch.export.ExportedProgram) -> list[Any]:

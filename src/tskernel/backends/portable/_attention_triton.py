@@ -216,23 +216,6 @@ def _clear(
 
 
 @jit
-def _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED: tl.constexpr, PAGE: tl.constexpr):
-    """Return where a sequence's queries and keys start and how many there are."""
-    if RAGGED:
-        q_start = tl.load(cu_q + seq)
-        q_len = tl.load(cu_q + seq + 1) - q_start
-    else:
-        q_start = seq * q_len
-    if PAGE > 0:
-        k_start = 0
-        k_len = tl.minimum(tl.load(lengths + seq), columns * PAGE)  # a wrong length stays inside the table
-    else:
-        k_start = tl.load(cu_k + seq)
-        k_len = tl.load(cu_k + seq + 1) - k_start
-    return q_start.to(tl.int64), q_len, k_start, k_len
-
-
-@jit
 def _range(i0, i1, q_len, k_len, window, split, splits, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
            WINDOW: tl.constexpr, SPLIT: tl.constexpr):
     """Return which keys tokens i0 to i1 see at all, this split's share of them, and the stretch that all see."""
@@ -311,6 +294,8 @@ def _attend(
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
     ``work`` holds the parts; their LSEs follow from ``work_lse`` on, and from ``work_deal`` on what ``_deal`` found.
+    The lengths are loaded here and not in a function: torch's analysis of what a program writes follows an address back
+    through calls, and would take what they load from for written.
     """
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
     if not KV_FIRST:
@@ -330,7 +315,10 @@ def _attend(
             _clear(out, lse, part_lse, tl.load(cu_q + seq), rows, heads, out_row, out_head, lse_row, lse_head,
                    kv_head + tile * kv_heads, kv_heads * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
-    q_start, q_len, k_start, k_len = _lengths(cu_q, cu_k, lengths, seq, q_len, columns, RAGGED, PAGE)
+    q_start = (tl.load(cu_q + seq) if RAGGED else seq * q_len).to(tl.int64)
+    q_len = (tl.load(cu_q + seq + 1) - q_start).to(tl.int32) if RAGGED else q_len
+    k_start = 0 if PAGE > 0 else tl.load(cu_k + seq)  # and a wrong length stays inside the table:
+    k_len = tl.minimum(tl.load(lengths + seq), columns * PAGE) if PAGE > 0 else tl.load(cu_k + seq + 1) - k_start
     # The last tiles see the most keys: first come, first served.
     first = (tiles - 1 - tile) * BLOCK_M
     if first >= q_len * GROUP:
@@ -341,16 +329,15 @@ def _attend(
     factor = _factor(scale, q_scale, k_scale, head, real, kv_head, q_scale_step, k_scale_step, Q_SCALE, K_SCALE)
     queries, tail, per_row = _queries(q, at, real, factor, D, D_MAIN, D_TAIL, HALF, FP8_Q)
     factor = per_row[:, None] if Q_SCALE or (HALF and q.dtype.element_ty == tl.bfloat16) else per_row
-    k = k + k_start.to(tl.int64) * k_row + kv_head.to(tl.int64) * k_head
-    v = v + k_start.to(tl.int64) * v_row + kv_head.to(tl.int64) * v_head
+    k = k + tl.cast(k_start, tl.int64) * k_row + kv_head.to(tl.int64) * k_head
+    v = v + tl.cast(k_start, tl.int64) * v_row + kv_head.to(tl.int64) * v_head
     table = table + seq.to(tl.int64) * table_row if PAGE > 0 else table
     acc, row_lse = _tile(
         queries, tail, k, v, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
         factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
         BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
         WIDE, SAME)
-    if V_SCALE:
-        acc = acc * tl.load(v_scale + kv_head * v_scale_step)
+    acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
     else:

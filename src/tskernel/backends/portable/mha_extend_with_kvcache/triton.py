@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tskernel.backends.portable import _attention_launch as flash
+from tskernel.backends.portable._attention_traced import attend_for
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.ops.attention._reference import scale_or_default
 
@@ -22,6 +23,7 @@ def rejects(k_cache: Tensor) -> str | None:
     traits=flash.MHA_TRAITS,
     priority=Priority.PERFORMANT,
     rejects=rejects,
+    traceable=True,
 )
 def mha_extend_with_kvcache(
     q: Tensor,
@@ -45,7 +47,7 @@ def mha_extend_with_kvcache(
     lse: Tensor | None = None,
 ) -> None:
     """Launch the tiles and, where the keys were cut, the join."""
-    flash.attend(
+    attend_for(q)(
         q,
         k_cache,
         v_cache,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tskernel.backends.portable import _attention_launch as flash
+from tskernel.backends.portable._attention_traced import attend_for, same_start
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.ops.attention._reference import scale_or_default
 
@@ -22,6 +23,7 @@ def rejects(kv_cache: Tensor) -> str | None:
     traits={"kv_lora_rank": range(1, 513), "rope_dim": range(257)},
     priority=Priority.PERFORMANT,
     rejects=rejects,
+    traceable=True,
 )
 def mla_decode_with_kvcache(
     q: Tensor,
@@ -40,10 +42,10 @@ def mla_decode_with_kvcache(
     """Launch the tiles and, where the keys were cut, the join."""
     flat, flat_lse = out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
     rank = kv_lora_rank
-    flash.attend(
+    attend_for(q)(
         q.flatten(0, 1),
         kv_cache,
-        kv_cache[..., :rank],
+        kv_cache.narrow(-1, 0, rank),
         flat,
         flat_lse,
         max_q=q.shape[1],
@@ -54,7 +56,7 @@ def mla_decode_with_kvcache(
         lengths=cache_seqlens,
         cap=logit_cap,
     )
-    if flat.data_ptr() != out.data_ptr():  # a buffer whose requests are not evenly spaced rows
+    if not same_start(flat, out):  # a buffer whose requests are not evenly spaced rows
         out.copy_(flat.view(out.shape))
 
 

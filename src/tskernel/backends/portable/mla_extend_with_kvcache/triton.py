@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tskernel.backends.portable import _attention_launch as flash
+from tskernel.backends.portable._attention_traced import attend_for
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.ops.attention._reference import scale_or_default
 
@@ -22,6 +23,7 @@ def rejects(kv_cache: Tensor) -> str | None:
     traits={"kv_lora_rank": range(1, 513), "rope_dim": range(257)},
     priority=Priority.PERFORMANT,
     rejects=rejects,
+    traceable=True,
 )
 def mla_extend_with_kvcache(
     q: Tensor,
@@ -42,10 +44,10 @@ def mla_extend_with_kvcache(
 ) -> None:
     """Launch the tiles and, where the keys were cut, the join."""
     rank = kv_lora_rank
-    flash.attend(
+    attend_for(q)(
         q,
         kv_cache,
-        kv_cache[..., :rank],
+        kv_cache.narrow(-1, 0, rank),
         out,
         lse,
         max_q=max_seqlen_q,

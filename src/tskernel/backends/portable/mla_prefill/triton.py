@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tskernel.backends.portable import _attention_launch as flash
+from tskernel.backends.portable._attention_traced import attend_for
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.ops.attention._reference import scale_or_default
 
@@ -22,6 +23,7 @@ def rejects(k: Tensor) -> str | None:
     traits=flash.MHA_TRAITS,
     priority=Priority.PERFORMANT,
     rejects=rejects,
+    traceable=True,
 )
 def mla_prefill(
     q: Tensor,
@@ -39,7 +41,7 @@ def mla_prefill(
     lse: Tensor | None = None,
 ) -> None:
     """Launch one tile of programs per block of queries, head and sequence."""
-    flash.attend(
+    attend_for(q)(
         q,
         k,
         v,
