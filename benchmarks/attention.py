@@ -93,6 +93,7 @@ def measure(row: Row, faults: dict[str, str], options: argparse.Namespace, rates
             entry |= {"status": "failed", "note": first_line(error)}
             print(f"  {contender.name}: {first_line(error)}", flush=True)
             torch.cuda.synchronize()  # raises if the context is broken: nothing more can run in this process
+            release()
             continue
         if wrong:
             entry |= {"status": "WRONG", "note": wrong}
