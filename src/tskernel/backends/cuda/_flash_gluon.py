@@ -3,10 +3,9 @@
 """Flash attention for Hopper in Gluon: a producer warp and two to four consumer warpgroups, persistent.
 
 A tile of work is ``CONSUMERS x 64`` rows of one KV head: tokens of one sequence times the ``PACK`` query heads that are
-side by side. The producer copies queries, keys and values with the tensor memory accelerator into rings of buffers, also
-those of the next tile, while the consumers compute. A consumer has the product of the next keys in flight while it
-weighs the last ones (overlap within a warpgroup), and consumers take turns to issue products, so that one's softmax
-runs under another's products (overlap between warpgroups).
+side by side. The producer copies queries, keys and values with the tensor memory accelerator into rings of buffers,
+those of the next tile too, while the consumers compute: one's softmax runs under another's products, in turns where
+that helps. A consumer issues the scores of a block together with the values of the block before.
 
 Every range is derived on the device from the true lengths. Rows that no sequence owns are one more sequence, without
 keys, behind the last.
@@ -76,20 +75,21 @@ def _keys(first, q_len, k_len, exists, window,
 
 
 @gluon_jit
-def _fetch(desc, row, head, full, empty, buffers, stage, phase):
-    """Copy rows of one head into a stage of a ring, once it is free."""
-    hopper.mbarrier.wait(empty.index(stage), phase ^ 1)
+def _fetch(desc, row, head, full, buffers, stage):
+    """Copy rows of one head into a stage of a ring."""
     hopper.mbarrier.expect(full.index(stage), desc.block_type.nbytes)
     hopper.tma.async_copy_global_to_shared(desc, [row, head, 0], full.index(stage), buffers.index(stage))
 
 
 @gluon_jit
-def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-             cu_q, cu_k, sequences, tiles, turns_each, rows, window,
+def _produce(q_desc, k_desc, v_desc, rings, work,
              HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
-             Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+             Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
+             WINDOW: gl.constexpr):
     """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, _turns = rings
+    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
     step = 0
     served = 0
     base = 0
@@ -107,18 +107,23 @@ def _produce(q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
-                _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_empty, q_bufs,
-                       served % Q_STAGES * CONSUMERS + w, (served // Q_STAGES) & 1)
+                stage = served % Q_STAGES * CONSUMERS + w
+                hopper.mbarrier.wait(q_empty.index(stage), ((served // Q_STAGES) & 1) ^ 1)
+                _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_bufs, stage)
             served += 1
             at = k_start + left + (count - 1) * BLOCK_N
-            _fetch(k_desc, at, kv_head, k_full, k_empty, k_bufs, step % STAGES, (step // STAGES) & 1)
+            hopper.mbarrier.wait(freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
+            _fetch(k_desc, at, kv_head, k_full, k_bufs, step % STAGES)
             for _ in range(1, count):
                 ahead = step + 1
-                _fetch(k_desc, at - BLOCK_N, kv_head, k_full, k_empty, k_bufs, ahead % STAGES, (ahead // STAGES) & 1)
-                _fetch(v_desc, at, kv_head, v_full, v_empty, v_bufs, step % STAGES, (step // STAGES) & 1)
+                # What frees the keys' stage is done with the values before it too.
+                hopper.mbarrier.wait(freed.index(ahead % STAGES), ((ahead // STAGES) & 1) ^ 1)
+                _fetch(k_desc, at - BLOCK_N, kv_head, k_full, k_bufs, ahead % STAGES)
+                _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
                 at -= BLOCK_N
-                step += 1
-            _fetch(v_desc, at, kv_head, v_full, v_empty, v_bufs, step % STAGES, (step // STAGES) & 1)
+                step = ahead
+            hopper.mbarrier.wait(freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
+            _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
             step += 1
 
 
@@ -128,15 +133,9 @@ def _exp2(x):
 
 
 @gluon_jit
-def _settle(total):
-    """Return sums as they are, but not before they are there.
-
-    The assembler would move a wait for a product ahead of the softmax that is to run beside it. It keeps a wait behind
-    an instruction with an effect: here a sleep that never comes, since the sums are not negative.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; @never nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f",
-        [total], dtype=gl.float32, is_pure=False, pack=1)
+def _sums(weights, BLOCK_N: gl.constexpr):
+    """Sum each row's weights within a thread: the four threads of a row meet only once, behind the last block."""
+    return gl.sum(gl.sum(gl.reshape(weights, [64, BLOCK_N // 8, 4, 2]), 3), 1)
 
 
 @gluon_jit
@@ -219,9 +218,9 @@ def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
 
 @gluon_jit
 def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, window, factor, cap,
-          q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
+          q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
           W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
-          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -238,59 +237,18 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
         acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(last), acc, is_async=True)
         if TURNS:
             hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-        s = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[s])
-        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+        s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
+        hopper.mbarrier.arrive(freed.index(stage), count=1)
         s = _soften(s, factor, cap, CAP, FUSED)
         if MASKED:
             s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
         weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
-        total = total * shrink + gl.sum(weights, 1)
-        if SETTLE:
-            total = _settle(total)
-        acc, pairs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc, _pack(weights, dtype, BLOCK_N)])
-        hopper.mbarrier.arrive(v_empty.index(last), count=1)
+        fade = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))
+        total = total * fade[:, None] + _sums(weights, BLOCK_N)
+        pairs = _pack(weights, dtype, BLOCK_N)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
         step += 1
     return acc, pairs, top, total, step
-
-
-@gluon_jit
-def _walk_in_order(acc, top, total, step, blocks_from, blocks_to, own, left, k_len, window, factor, cap,
-                   q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
-                   W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
-                   D_V: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-                   MASKED: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr,
-                   S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
-    """Score and add the key blocks one after another: fewer registers, and one stage of each ring is enough."""
-    for i in range(0, blocks_to - blocks_from):
-        start = left + (blocks_to - 1 - i) * BLOCK_N
-        stage = step % STAGES
-        phase = (step // STAGES) & 1
-        hopper.mbarrier.wait(k_full.index(stage), phase)
-        if TURNS:
-            hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
-        nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if TURNS:
-            hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-        s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
-        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
-        s = _soften(s, factor, cap, CAP, FUSED)
-        if MASKED:
-            s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
-        weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
-        total = total * shrink + gl.sum(weights, 1)
-        p = gl.convert_layout(weights.to(v_bufs.dtype), P_LAYOUT)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        hopper.mbarrier.wait(v_full.index(stage), phase)
-        if MASKED:
-            if start + BLOCK_N > k_len:
-                _clean(v_bufs.index(stage), k_len - start, BLOCK_N, D_V)
-        acc = hopper.warpgroup_mma(p, v_bufs.index(stage), acc, is_async=True)
-        acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-        hopper.mbarrier.arrive(v_empty.index(stage), count=1)
-        step += 1
-    return acc, top, total, step
 
 
 @gluon_jit
@@ -320,12 +278,13 @@ def _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_r
 
 
 @gluon_jit
-def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
-                W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
-                D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-                TURNS: gl.constexpr, SETTLE: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
-    """Go through a tile's key blocks with the product of the next keys in flight during each softmax."""
+def _attend_tile(acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                 q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
+                 W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
+                 D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+                 FUSED: gl.constexpr, TURNS: gl.constexpr,
+                 S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
+    """Go through a tile's key blocks, the last first, scores of a block with the values of the one before."""
     dtype: gl.constexpr = v_bufs.dtype
     stage = step % STAGES
     phase = (step // STAGES) & 1
@@ -337,12 +296,12 @@ def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_l
     if TURNS:
         hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
     s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
-    hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+    hopper.mbarrier.arrive(freed.index(stage), count=1)
     s = _soften(s, factor, cap, CAP, FUSED)
     start = left + (count - 1) * BLOCK_N
     s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
-    weights, top, shrink = _weigh(s, top, factor, FUSED, True)
-    total = gl.sum(weights, 1)
+    weights, top, _shrink = _weigh(s, top, factor, FUSED, True)
+    total = _sums(weights, BLOCK_N)
     pairs = _pack(weights, dtype, BLOCK_N)
     if start + BLOCK_N > k_len:
         hopper.mbarrier.wait(v_full.index(stage), phase)
@@ -351,46 +310,22 @@ def _overlapped(acc, top, total, step, count, free_from, free_to, own, left, k_l
     if CAUSAL:
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor, cap,
-            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     acc, pairs, top, total, step = _walk(
         acc, pairs, top, total, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor, cap,
-        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-        WINDOW, CAP, FUSED, False, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor, cap,
-            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     stage = (step - 1) % STAGES
     hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
     acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
     acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-    hopper.mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, top, total, step
-
-
-@gluon_jit
-def _in_order(acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-              q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns,
-              W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
-              D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr,
-              TURNS: gl.constexpr, SETTLE: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
-    """Go through a tile's key blocks one after another."""
-    acc, top, total, step = _walk_in_order(
-        acc, top, total, step, free_to, count, own, left, k_len, window, factor, cap,
-        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-        WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-    acc, top, total, step = _walk_in_order(
-        acc, top, total, step, free_from, free_to, own, left, k_len, window, factor, cap,
-        q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-        WINDOW, CAP, FUSED, False, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-    if WINDOW:
-        acc, top, total, step = _walk_in_order(
-            acc, top, total, step, 0, free_from, own, left, k_len, window, factor, cap,
-            q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-            WINDOW, CAP, FUSED, True, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-    return acc, top, total, step
+    return acc, top, gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S_LAYOUT)), step
 
 
 @gluon_jit
@@ -407,30 +342,32 @@ def _free(first, q_len, shift, left, count, k_len, window, TOKENS: gl.constexpr,
 
 
 @gluon_jit
-def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-             cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-             out_row, out_head, lse_row, lse_head,
+def _consume(rings, work, factors, strides, out, lse, sinks,
              W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, HEADS: gl.constexpr, PACK: gl.constexpr,
-             CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-             WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
-             TURNS: gl.constexpr, SETTLE: gl.constexpr, OVERLAP: gl.constexpr):
+             CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
+             CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
+             LSE: gl.constexpr, TURNS: gl.constexpr):
     """Compute the W-th 64 rows of each tile."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, turns = rings
+    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
+    factor, cap = factors
+    out_row, out_head, lse_row, lse_head = strides
     step = 0
     served = 0
     base = 0
     end = 0
     q_start = 0
     q_len = 0
-    k_start = 0
+    _k_start = 0
     k_len = 0
     for turn in range(0, turns_each):
         tile, block, exists = _turn_of(turn, tiles, HEADS)
         if (tile < base) | (tile >= end):
-            base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
+            base, end, q_start, q_len, _k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
         first = (tile - base) * TOKENS
         left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         mine = first + W * (64 // PACK)
@@ -446,16 +383,10 @@ def _consume(q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v
             stage = served % Q_STAGES * CONSUMERS + W
             hopper.mbarrier.wait(q_full.index(stage), (served // Q_STAGES) & 1)
             q_buf = q_bufs.index(stage).reshape([64, q_bufs.shape[3]])
-            if OVERLAP:
-                acc, top, total, step = _overlapped(
-                    acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                    CAUSAL, WINDOW, CAP, FUSED, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            else:
-                acc, top, total, step = _in_order(
-                    acc, top, total, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                    q_buf, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                    CAUSAL, WINDOW, CAP, FUSED, TURNS, SETTLE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            acc, top, total, step = _attend_tile(
+                acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
             hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
         if exists & (mine < q_len):
@@ -476,9 +407,10 @@ def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
 def _attend(
     q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
     out_row, out_head, lse_row, lse_head,
-    DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, SETTLE: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
+    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    FUSED: gl.constexpr, SINKS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
@@ -497,77 +429,47 @@ def _attend(
     q_full = _barriers(1, Q_STAGES * CONSUMERS)
     q_empty = _barriers(1, Q_STAGES * CONSUMERS)
     k_full = _barriers(1, STAGES)
-    k_empty = _barriers(CONSUMERS, STAGES)
     v_full = _barriers(1, STAGES)
-    v_empty = _barriers(CONSUMERS, STAGES)
+    freed = _barriers(CONSUMERS, STAGES)
     turns = _barriers(1, CONSUMERS)
     hopper.fence_async_shared()
-    # Constants reach a partition only where its tuple is written out in the call.
+    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, turns)
+    work = (cu_q, cu_k, sequences, tiles, turns_each, rows, window)
+    factors = (factor, cap)
+    strides = (out_row, out_head, lse_row, lse_head)
+    # Constants stay constants in a partition only where the call itself spells them out.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_produce, (
-                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
-                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
+                        BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_produce, (
-                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
-                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
+                        BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(0), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(1), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(2), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_consume, (
-                q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, out, lse, sinks,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
-                out_row, out_head, lse_row, lse_head, gl.constexpr(3), DV, D_V, HEADS, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N,
-                CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, SETTLE, OVERLAP)),
-            (_produce, (
-                q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                cu_q, cu_k, sequences, tiles, turns_each, rows, window,
-                HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(3), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+            (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
+                        BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 # fmt: on
 

@@ -24,7 +24,7 @@ class Config(NamedTuple):
     """How a program divides its work.
 
     Consumer warpgroups of 64 rows each; keys per block; stages of the key and value rings and of the queries' one;
-    whether consumers take turns to issue products, and have two in flight; registers of a consumer thread.
+    whether consumers take turns to issue products; registers of a consumer thread.
     """
 
     consumers: int
@@ -32,8 +32,6 @@ class Config(NamedTuple):
     stages: int
     q_stages: int
     turns: bool
-    overlap: bool
-    settle: bool
     registers: int
 
     @property
@@ -66,19 +64,19 @@ def choose_config(shape: Shape) -> Config:
     """Return tile sizes; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
-        return Config(2, 128, 1, 1, True, False, False, 240)
+        return Config(2, 64, 2, 1, False, 240)
     if shape.window:
-        return Config(2, 64, 3, 2, False, True, True, 240)
+        return Config(2, 64, 3, 2, False, 240)
     if wide > 64:
-        return Config(2, 128, 2, 2, True, True, True, 240)
-    return Config(3, 128, 2, 2, True, True, True, 160)
+        return Config(2, 128, 2, 2, False, 240)
+    return Config(3, 128, 2, 2, True, 160)
 
 
 def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...], scale: float | None) -> str | None:
     """Return why tensor maps cannot describe the tensors, or the program does not do the arithmetic; else None."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.stride(-1) != 1 or any(s % 8 for s in x.stride()[:-1]) or 0 in x.stride()[:-1]:
-            return f"{name} has strides {tuple(x.stride())}; a tensor map needs rows of consecutive elements at multiples of 16 bytes"
+            return f"{name} has strides {tuple(x.stride())}; a tensor map needs dense rows at multiples of 16 bytes"
     if any(s is not None for s in scales):
         return "scales of unquantized q, k or v are left to the portable kernel"
     if scale is not None and scale <= 0.0:
@@ -149,9 +147,10 @@ def attend(
         out, lse, None if sinks is None else sinks.contiguous(), cu_q, cu_k,
         sequences, tiles, turns, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
         *out.stride()[:2], *((0, 0) if lse is None else lse.stride()[:2]),
-        DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages, STAGES=c.stages,
-        CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0, SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, SETTLE=c.settle, OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages,
+        STAGES=c.stages, CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0,
+        SINKS=sinks is not None, LSE=lse is not None,
+        TURNS=c.turns, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
 
 
@@ -190,11 +189,11 @@ def case(
     kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
-    given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers, "STAGES": c.stages}
-    given |= {"Q_STAGES": c.q_stages, "OVERLAP": c.overlap, "SETTLE": c.settle}
-    given |= {"TURNS": c.turns, "REGISTERS": c.registers}
+    given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers}
+    given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "REGISTERS": c.registers}
     code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: given.get(n, False) for n in arguments if n.isupper()}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
-    return CompileCase(name, device.DECLARED["attend"], signature, constants, {"num_warps": 4, "maxnreg": c.limit}, ALIGNED)
+    options = {"num_warps": 4, "maxnreg": c.limit}
+    return CompileCase(name, device.DECLARED["attend"], signature, constants, options, ALIGNED)
