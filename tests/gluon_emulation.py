@@ -101,6 +101,7 @@ class Descriptor:
         assert x.data_ptr() % 16 == 0
         self.view = torch.as_strided(x, tuple(shape), tuple(strides))
         self.box, self.dtype, self.layout = tuple(box), x.dtype, None
+        self.base, self.block_shape = x, self.box
 
 
 def _pointer(x: Tensor) -> Pointer:
@@ -210,6 +211,7 @@ GL = types.SimpleNamespace(
     zeros_like=torch.zeros_like,
     associative_scan=lambda x, axis, _combine: x.cumsum(axis),
     convert_layout=lambda x, _layout: x,
+    inline_asm_elementwise=lambda *_, **__: None,
     allocate_shared_memory=_allocate,
     warp_specialize=_specialize,
     BlockedLayout=_layout,
@@ -222,7 +224,7 @@ GL = types.SimpleNamespace(
 HOPPER = types.SimpleNamespace(
     fence_async_shared=lambda: None,
     warpgroup_mma=_multiply,
-    warpgroup_mma_wait=lambda _count, deps: deps[0],
+    warpgroup_mma_wait=lambda _count, deps: deps[0] if len(deps) == 1 else tuple(deps),
     tma=types.SimpleNamespace(async_copy_global_to_shared=_copy),
     mbarrier=types.SimpleNamespace(
         MBarrierLayout=lambda: "barrier",
@@ -241,7 +243,7 @@ class Kernel:
         self.function = function
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        def launch(*arguments: Any, num_warps: int, **constants: Any) -> None:
+        def launch(*arguments: Any, num_warps: int, launch_pdl: bool = False, **constants: Any) -> None:
             given = [
                 _pointer(a) if isinstance(a, Tensor) else torch.tensor(a) if isinstance(a, int) else a
                 for a in arguments
@@ -256,12 +258,25 @@ class Kernel:
         return launch
 
 
+def _gather(names: dict[str, Any], scope: dict[str, Any]) -> None:
+    """Collect the device functions of a file, and those that they use of other files."""
+    for name, value in names.items():
+        source = getattr(value, "function", None) or getattr(value, "fn", None)
+        if isinstance(source, types.FunctionType) and scope.get(name) is not source:
+            scope[name] = source
+            _gather(source.__globals__, scope)
+
+
 def emulate(declared: dict[str, Any]) -> dict[str, Kernel]:
-    """Return the kernels of a file as ones that run here; ``declared`` are its ``gluon_jit`` objects by a name."""
-    scope = dict(next(iter(declared.values())).function.__globals__)
+    """Return the kernels of a file as ones that run here; ``declared`` are its ``gluon_jit`` objects by a name.
+
+    Device functions of files that it uses come along; their names must not be taken twice.
+    """
+    scope: dict[str, Any] = {}
+    for kernel in declared.values():
+        _gather(kernel.function.__globals__, scope)
     scope |= {"gl": GL, "hopper": HOPPER}
     for name, value in list(scope.items()):
-        source = getattr(value, "function", None) or getattr(value, "fn", None)
-        if isinstance(source, types.FunctionType):
-            scope[name] = types.FunctionType(source.__code__, scope, name, source.__defaults__)
+        if isinstance(value, types.FunctionType):
+            scope[name] = types.FunctionType(value.__code__, scope, name, value.__defaults__)
     return {name: Kernel(scope[kernel.function.__name__]) for name, kernel in declared.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import gluon_emulation
@@ -10,13 +11,16 @@ import pytest
 import torch
 
 from tskernel.backends.cuda import _mla_launch as latent
+from tskernel.backends.plans import Plans
 from tskernel.testing import compare, oracle
 
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launches run here, on three made-up multiprocessors."""
-    monkeypatch.setattr(latent.device, "DECLARED", gluon_emulation.emulate(latent.device.DECLARED))
+    for file in (latent.device, latent.few):
+        monkeypatch.setattr(file, "DECLARED", gluon_emulation.emulate(file.DECLARED))
+    monkeypatch.setattr(latent, "_launches", Plans())
     monkeypatch.setattr(latent, "multiprocessors", lambda _device: 3)
     monkeypatch.setattr(latent, "_map", gluon_emulation.Descriptor)
 
@@ -52,15 +56,22 @@ def attend(given: dict[str, Any], plan: latent.Plan = latent.DEFAULT, scale: flo
 
 
 CASES = {
-    "one key": ([1], 4, 1, 64, latent.DEFAULT),
-    "chunks": ([200, 64, 0, 130], 16, 1, 64, latent.Plan(1, 100)),
-    "one chunk each": ([449, 65], 16, 1, 64, latent.Plan(8, 4)),
-    "flat line": ([200, 64, 0, 130, 70, 500], 16, 1, 64, latent.Plan(1, 0)),
+    "one key": ([1], 40, 1, 64, latent.DEFAULT),
+    "chunks": ([200, 64, 0, 130], 40, 1, 64, latent.Plan(1, 100)),
+    "flat line": ([200, 64, 0, 130, 70, 500], 40, 1, 64, latent.Plan(1, 0)),
     "flat line of whole tiles": ([128, 128, 128, 128], 100, 1, 64, latent.DEFAULT),
     "verify, two tiles": ([1, 3, 66, 0, 129], 30, 3, 64, latent.DEFAULT),
-    "page 16": ([1, 17, 64, 100], 16, 2, 16, latent.Plan(1, 1)),
-    "page 32": ([33, 95, 64], 16, 1, 32, latent.DEFAULT),
-    "page 128": ([127, 129, 300], 16, 1, 128, latent.Plan(1, 1)),
+    "page 16": ([1, 17, 64, 100], 20, 2, 16, latent.Plan(1, 1)),
+    "page 128": ([127, 129, 300], 40, 1, 128, latent.Plan(1, 1)),
+    "few rows, one key": ([1], 4, 1, 64, latent.DEFAULT),
+    "few rows, one request cut three times": ([1000], 16, 1, 64, latent.Plan(1, 4)),
+    "few rows, chunks": ([200, 64, 0, 130], 16, 1, 64, latent.Plan(1, 100)),
+    "few rows, one chunk each": ([449, 65], 16, 1, 64, latent.Plan(8, 4)),
+    "few rows, flat line": ([200, 64, 0, 130, 70, 500], 16, 1, 64, latent.Plan(1, 0)),
+    "few rows, verify": ([1, 66, 0, 129], 5, 5, 64, latent.DEFAULT),
+    "few rows, page 16": ([1, 17, 64, 100], 16, 2, 16, latent.Plan(1, 1)),
+    "few rows, page 32": ([33, 95, 64], 16, 1, 32, latent.DEFAULT),
+    "few rows, page 128": ([127, 129, 300], 16, 1, 128, latent.Plan(1, 1)),
 }
 
 
@@ -99,3 +110,20 @@ def test_what_a_tensor_map_cannot_describe_is_declined(page: int, strides: tuple
 
 def test_the_stride_of_a_single_page_does_not_matter() -> None:
     assert latent.unsuitable(torch.empty(1, 1, 16, 576), torch.empty_strided((1, 64, 1, 576), (3, 576, 7, 1))) is None
+
+
+def test_a_tensor_map_is_made_once_and_does_not_keep_the_tensor() -> None:
+    pytest.importorskip("triton")
+    x = torch.zeros(4, 64, dtype=torch.bfloat16)
+    kept = latent._map(x, (4, 64), (64, 1), (16, 64))
+    assert latent._map(x, (4, 64), (64, 1), (16, 64)) is kept
+    assert latent._map(x, (4, 64), (64, 1), (32, 64)) is not kept
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 128), (1, 16), (16, 128), (64, 128), (300, 256)])
+def test_the_join_covers_all_columns_and_rows(batch: int, rows: int) -> None:
+    sizes = latent.join_sizes(batch, rows, -(-rows // latent.height_of(rows)), 132)
+    assert 4 % sizes["WARPS"] == 0 and latent.height_of(rows) % sizes["TAKE"] == 0

@@ -38,6 +38,19 @@ def _plus(a, b):
 
 
 @gluon_jit
+def _let_join_start():
+    """Let the programs of the join be placed as soon as multiprocessors have room."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon_jit
+def _wait_for_parts():
+    """Wait until all that the launch before wrote can be read."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon_jit
 def _ceil(a, b):
     return (a + b - 1) // b
 
@@ -50,15 +63,16 @@ def _blocks(length, columns, PAGE: gl.constexpr):
 
 @gluon_jit
 def _share(lens, batch, columns, tiles, slots, PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr,
-           EXTRA: gl.constexpr):
+           EXTRA: gl.constexpr, WARPS: gl.constexpr):
     """Decide how the blocks of all rows are shared among ``slots`` programs, from the true lengths.
 
     Chunked: the keys of a tile are cut into equal chunks of at most ``size`` blocks, one chunk per program. Flat: all
     blocks stand in one line, of which a program takes ``size``; it may start and end inside a tile, which costs about
     EXTRA blocks more. Returns chunked, size, and the running sum of chunks or blocks over the requests, which places
-    a request.
+    a request. Up to 512 requests every warp holds all of them, so that no sum crosses warps.
     """
-    seq = gl.arange(0, BLOCK_B, gl.BlockedLayout([1], [32], [4], [0]))
+    EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
+    seq = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [WARPS], [0]))
     n = _blocks(gl.load(lens + seq, mask=seq < batch, other=0), columns, PAGE)
     total, most = gl.sum(n, 0) * tiles, gl.max(n, 0)
     items = gl.maximum(gl.sum((n > 0).to(gl.int32), 0) * tiles, 1)
@@ -362,12 +376,14 @@ def _consume(
 @gluon_jit(do_not_specialize=(
     "batch", "columns", "table_row", "tiles", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
 def _decode(
-    q, q_rope, kv, kv_rope, out, lse, part, part_lse, table, lens, factor, batch, columns, table_row, tiles, rows,
+    q, q_rope, kv, kv_rope, out, lse, part, table, lens, factor, batch, columns, table_row, tiles, rows,
     heads, q_len, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr, LSE: gl.constexpr,
 ):
     """One program per multiprocessor: share out the blocks, then load with one warp and attend with two warpgroups."""
-    chunked, size, ends = _share(lens, batch, columns, tiles, gl.num_programs(0), PAGE, BLOCK_B, LEAST, EXTRA)
+    _let_join_start()
+    chunked, size, ends = _share(lens, batch, columns, tiles, gl.num_programs(0), PAGE, BLOCK_B, LEAST, EXTRA, 4)
+    part_lse = part + gl.num_programs(0) * (2 * 64 * 512)
     item0, lo0, item1, hi1 = _work(
         gl.program_id(0), ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -411,55 +427,82 @@ def _decode(
     )
 
 
-@gluon_jit(do_not_specialize=(
-    "batch", "columns", "tiles", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
-def _join(
-    part, part_lse, out, lse, lens, batch, columns, tiles, slots, rows, heads, out_seq, out_token, out_head, lse_seq,
-    lse_token, lse_head,
-    PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr, LSE: gl.constexpr,
-    TAKE: gl.constexpr, BLOCK_K: gl.constexpr,
-):
-    """Join the parts of TAKE rows of a request; rows that were not cut are complete, those of an empty one are 0."""
-    chunked, size, ends = _share(lens, batch, columns, tiles, slots, PAGE, BLOCK_B, LEAST, EXTRA)
-    seq, row0 = gl.program_id(1), gl.program_id(0) * TAKE
-    tile = row0 // 64
+@gluon_jit
+def _parts_of(seq, tile, ends, lens, columns, chunked, size, PAGE: gl.constexpr, BLOCK_B: gl.constexpr,
+              WARPS: gl.constexpr):
+    """Return a tile's parts, the program of the first, and whether that one keeps it as its second piece.
+
+    An empty request has no part, a tile that was not cut one.
+    """
     n = _blocks(gl.load(lens + seq), columns, PAGE)
-    before = gl.arange(0, BLOCK_B, gl.BlockedLayout([1], [32], [4], [0])) < seq
+    EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
+    before = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [WARPS], [0])) < seq
     start = gl.max(gl.where(before, ends, 0), 0)
     cuts = gl.where(chunked, _ceil(n, size), n)
     at = start + tile * cuts
     parts = gl.where(chunked, cuts, (at + n - 1) // size - at // size + 1)
     program = gl.where(chunked, at, at // size)
-    shift = gl.where(chunked, 0, (at % size != 0).to(gl.int32))
-    T: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    C: gl.constexpr = gl.SliceLayout(0, T)
+    second = gl.where(chunked, 0, (at % size != 0).to(gl.int32))
+    return gl.where(n == 0, 0, parts), program, second
+
+
+@gluon_jit(do_not_specialize=(
+    "batch", "columns", "tiles", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
+def _join(
+    part, out, lse, lens, batch, columns, tiles, slots, rows, heads, out_seq, out_token, out_head, lse_seq, lse_token,
+    lse_head,
+    HEIGHT: gl.constexpr, PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr,
+    LSE: gl.constexpr, TAKE: gl.constexpr, PARTS: gl.constexpr, WARPS: gl.constexpr,
+):
+    """Join the parts of TAKE rows of a request; rows that were not cut are complete, those of an empty one are 0.
+
+    A warp takes 128 columns. A thread has the same columns of PARTS parts: all of them are under way together, and
+    nothing passes between threads.
+    """
+    chunked, size, ends = _share(lens, batch, columns, tiles, slots, PAGE, BLOCK_B, LEAST, EXTRA, WARPS)
+    seq, row0 = gl.program_id(1), gl.program_id(0) * TAKE
+    parts, program, second = _parts_of(
+        seq, row0 // HEIGHT, ends, lens, columns, chunked, size, PAGE, BLOCK_B, WARPS)
+    T: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, WARPS], [1, 0])
     K: gl.constexpr = gl.SliceLayout(1, T)
-    L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    column = gl.arange(0, 512, C)
-    if (n == 0) | (parts > 1):
-        parts = gl.where(n == 0, 0, parts)
+    column = gl.program_id(2) * (128 * WARPS) + gl.arange(0, 128 * WARPS, gl.SliceLayout(0, T))
+    part_lse = part + slots * (2 * HEIGHT * 512)
+    _wait_for_parts()
+    if parts != 1:
         for row in range(row0, gl.minimum(row0 + TAKE, rows)):
-            every = gl.arange(0, BLOCK_K, L)
-            slot = 2 * (program + every) + gl.where(every == 0, shift, 0)
-            own = part_lse + row % 64
-            sums = gl.load(own + slot * 64, mask=every < parts, other=float("-inf"))
-            top = gl.max(sums, 0)
-            base = gl.where(top == float("-inf"), 0.0, top)
-            total = gl.sum(gl.exp2(sums - base), 0)
-            acc = gl.zeros([8, 512], gl.float32, T)
-            for k in range(0, parts, 8):
-                some = k + gl.arange(0, 8, K)
-                slot_k = 2 * (program + some) + gl.where(some == 0, shift, 0)
-                weight = gl.exp2(gl.load(own + slot_k * 64, mask=some < parts, other=float("-inf")) - base)
-                from_ = part + ((slot_k.to(gl.int64) * 64 + row % 64) * 512)[:, None] + column[None, :]
-                acc += weight[:, None] * gl.load(from_, mask=(some < parts)[:, None], other=0.0)
-            value = gl.sum(acc, 0) / gl.where(total == 0.0, 1.0, total)
+            acc = gl.zeros([128 * WARPS], gl.float32, gl.SliceLayout(0, T))
+            top = gl.max(gl.full([PARTS], float("-inf"), gl.float32, K), 0)
+            total = gl.sum(gl.zeros([PARTS], gl.float32, K), 0)
+            for k in range(0, parts, PARTS):
+                some = k + gl.arange(0, PARTS, K)
+                slot = 2 * (program + some) + gl.where(some == 0, second, 0)
+                at = slot.to(gl.int64) * HEIGHT + row % HEIGHT
+                x = gl.load(part + (at * 512)[:, None] + column[None, :], mask=(some < parts)[:, None], other=0.0)
+                sums = gl.load(part_lse + at, mask=some < parts, other=float("-inf"))
+                new = gl.maximum(top, gl.max(sums, 0))
+                base = gl.where(new == float("-inf"), 0.0, new)
+                old, weight = gl.exp2(top - base), gl.exp2(sums - base)
+                acc = acc * old + gl.sum(x * weight[:, None], 0)
+                total = total * old + gl.sum(weight, 0)
+                top = new
+            value = acc / gl.where(total == 0.0, 1.0, total)
             to = out + seq.to(gl.int64) * out_seq + (row // heads).to(gl.int64) * out_token + row % heads * out_head
             gl.store(to + column, value.to(out.dtype.element_ty))
-            if LSE:
+            if LSE and gl.program_id(2) == 0:
                 to_lse = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token
-                gl.store(to_lse + row % heads * lse_head, (base + gl.log2(total)) * 0.6931471805599453)
+                log2_sum = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
+                gl.store(to_lse + row % heads * lse_head, log2_sum * 0.6931471805599453)
 # fmt: on
 
 # Launching a program puts Triton's own object in the place of its name; here the declarations stay.
-DECLARED: Final = {"decode": _decode, "join": _join}
+DECLARED: Final = {
+    "decode": _decode,
+    "join": _join,
+    "let_join_start": _let_join_start,
+    "load": _load,
+    "pages": _pages,
+    "piece": _piece,
+    "share": _share,
+    "work": _work,
+    "zero": _zero,
+}

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from tskernel.backends.compile_case import CompileCase, descriptor
+from tskernel.backends.cuda import _mla_few_gluon as few
 from tskernel.backends.cuda import _mla_gluon as device
+from tskernel.backends.plans import Plans
+from tskernel.backends.triton_launch import Prepared, prepare
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.signature import same_formats
 
@@ -17,7 +20,9 @@ CAPABILITY: Final = CapabilityRequirement(vendor="nvidia", family="sm90", packag
 SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float16))
 TRAITS: Final = {"kv_lora_rank": {512}, "rope_dim": {64}, "logit_cap": {False}}
 LOG2E: Final = 1.4426950408889634
-BLOCK: Final = 64  # query rows of a tile and keys of a block
+BLOCK: Final = 64  # keys of a block, and query rows of a tile where there are many
+# Query rows of a tile where there are few, and pieces of keys in the ring: all that shared memory holds.
+FEW: Final = {16: 8, 32: 7}
 MOST_REQUESTS: Final = 4096
 
 
@@ -53,6 +58,17 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+class _Address(NamedTuple):
+    """What a tensor map needs of a tensor, without keeping the tensor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self.address
+
+
 @lru_cache(maxsize=16)
 def _layout(rank: int) -> Any:
     from triton.experimental.gluon import language as gl
@@ -60,38 +76,68 @@ def _layout(rank: int) -> Any:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
-def _map(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+@lru_cache(maxsize=4096)
+def _map_at(at: _Address, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+    """Return a tensor map, which depends on nothing but the address, the dtype and the sizes."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor(x, list(shape), list(strides), list(box), _layout(len(box)))
+    return TensorDescriptor(at, list(shape), list(strides), list(box), _layout(len(box)))
 
 
-def _query_maps(q: Tensor) -> tuple[Any, Any]:
-    """Describe ``q [B, q_len, H, 576]`` as rows: boxes of half the latent part, and of the rotary part."""
-    q = q.contiguous()
-    q = q.clone() if q.data_ptr() % 16 else q
-    shape, strides = (q.numel() // q.shape[-1], q.shape[-1]), (q.shape[-1], 1)
-    return _map(q, shape, strides, (BLOCK, 256)), _map(q, shape, strides, (BLOCK, 64))
+def _map(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+    return _map_at(_Address(x.data_ptr(), x.dtype), shape, strides, box)
 
 
-def _boxes(page: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the boxes of keys: 64 of a page, or a whole smaller page; half the latent part, and the rotary part."""
-    return ((1, BLOCK, 256), (1, BLOCK, 64)) if page >= BLOCK else ((1, page, 64), (1, page, 64))
+class _View(NamedTuple):
+    """How a tensor is described to the copy engine: as ``shape`` by ``strides``, in boxes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    boxes: tuple[tuple[int, ...], ...]
+
+    def maps(self, x: Tensor) -> list[Any]:
+        """Return a tensor map for each kind of box."""
+        return [_map(x, self.shape, self.strides, box) for box in self.boxes]
 
 
-def _cache_maps(kv: Tensor) -> tuple[Any, Any]:
-    """Describe ``kv [pages, page, 1, 576]`` as pages of rows."""
-    kv = kv.clone() if kv.data_ptr() % 16 else kv
-    pages, page, _, width = kv.shape
-    # The stride of a single page means nothing and need not be a valid one.
-    strides = (kv.stride(0) if pages > 1 else page * kv.stride(1), kv.stride(1), 1)
-    first, second = (_map(kv, (pages, page, width), strides, box) for box in _boxes(page))
-    return first, second
+def _boxes(height: int, page: int) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return the boxes of queries and of keys, for tiles of ``height`` rows.
+
+    Keys: 64 of a page, or a whole smaller page. Wide tiles load half of the latent part, and the rotary part; tiles of
+    few rows 64 columns.
+    """
+    keys = min(page, BLOCK)
+    if height != BLOCK:
+        return ((height, 64),), ((1, keys, 64),)
+    return ((BLOCK, 256), (BLOCK, 64)), ((1, keys, 256 if page >= BLOCK else 64), (1, keys, 64))
 
 
-def join_rows(rows: int) -> int:
-    """Return how many of all rows a program of the join takes: few while there are few, for speed, then more."""
-    return 1 if rows <= 2048 else 4 if rows <= 8192 else 16
+class _Launches(NamedTuple):
+    """The two launches of calls that look the same: tensor maps, floats in the buffer of parts."""
+
+    queries: _View
+    cache: _View
+    decode: Prepared
+    join: Prepared
+    parts: int
+
+
+_launches: Plans[_Launches] = Plans()
+
+
+def height_of(rows: int) -> int:
+    """Return how many of a request's query rows make a tile."""
+    return next((height for height in FEW if rows <= height), BLOCK)
+
+
+def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
+    """Return rows that a program of the join takes, parts that it reads together, and its warps of 128 columns.
+
+    One row while there are few, for speed. With equal lengths a tile is cut into ``slots / tiles`` parts.
+    """
+    take = 1 if batch * rows <= 2048 else 4 if batch * rows <= 32768 else 16
+    parts = min(32, max(4, _pow2(slots // (batch * tiles) + 1)))
+    return {"TAKE": take, "PARTS": parts, "WARPS": 1 if parts > 8 else 4}
 
 
 def attend(
@@ -115,25 +161,65 @@ def attend(
         _nothing(out, lse)
         return
     to = out if out.stride(-1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
-    (batch, q_len, heads, _), page = q.shape, kv.shape[1]
-    table, lens = table if table.stride(-1) == 1 else table.contiguous(), lens.contiguous()
-    rows, slots = q_len * heads, multiprocessors(q.device)
-    tiles, columns = -(-rows // BLOCK), table.shape[1]
-    part = torch.empty((2 * slots, BLOCK, 512), dtype=torch.float32, device=q.device)
-    part_lse = torch.empty((2 * slots, BLOCK), dtype=torch.float32, device=q.device)
-    strides = (*to.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()))
-    constants = _constants(page, batch, plan, lse is not None)
-    device.DECLARED["decode"][(slots,)](
-        *_query_maps(q), *_cache_maps(kv), to, lse, part, part_lse, table, lens, scale * LOG2E, batch, columns,
-        table.stride(0), tiles, rows, heads, q_len, *strides, **constants, num_warps=4,
-    )  # fmt: skip
-    take = join_rows(batch * rows)
-    device.DECLARED["join"][(-(-rows // take), batch)](
-        part, part_lse, to, lse, lens, batch, columns, tiles, slots, rows, heads, *strides, **constants,
-        TAKE=take, BLOCK_K=_pow2(slots), num_warps=4,
-    )  # fmt: skip
+    q, lens = _aligned(q.contiguous()), lens.contiguous()
+    kv, table = _aligned(kv), table if table.stride(-1) == 1 else table.contiguous()
+    tensors = (q, kv, to, table, lens, lse)
+    ready = _launches.find((scale, plan), tensors)
+    if ready is None:
+        ready = _launches.keep((scale, plan), tensors, _prepare(q, kv, table, lens, to, lse, scale, plan))
+    part = torch.empty(ready.parts, dtype=torch.float32, device=q.device)
+    results = (to,) if lse is None else (to, lse)
+    ready.decode(*ready.queries.maps(q), *ready.cache.maps(kv), *results, part, table, lens)
+    ready.join(part, *results, lens)
     if to is not out:
         out.copy_(to)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def _views(q: Tensor, kv: Tensor, height: int) -> tuple[_View, _View]:
+    """Describe queries as rows, and the cache as pages of rows."""
+    pages, page, _, width = kv.shape
+    queries, keys = _boxes(height, page)
+    # The stride of a single page means nothing and need not be a valid one.
+    strides = (kv.stride(0) if pages > 1 else page * kv.stride(1), kv.stride(1), 1)
+    return _View((q.numel() // width, width), (width, 1), queries), _View((pages, page, width), strides, keys)
+
+
+def _prepare(
+    q: Tensor, kv: Tensor, table: Tensor, lens: Tensor, out: Tensor, lse: Tensor | None, scale: float, plan: Plan
+) -> _Launches:
+    """Work out what follows from sizes and strides."""
+    batch, q_len, heads, _ = q.shape
+    rows, slots = q_len * heads, multiprocessors(q.device)
+    height = height_of(rows)
+    tiles, columns = -(-rows // height), table.shape[1]
+    queries, cache = _views(q, kv, height)
+    strides = (*out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()))
+    constants = _constants(kv.shape[1], batch, plan, lse is not None)
+    sizes = join_sizes(batch, rows, tiles, slots)
+    part = torch.empty(0, dtype=torch.float32, device=q.device)
+    decode = prepare(
+        _program(height), (slots,), *queries.maps(q), *cache.maps(kv), out, lse, part, table, lens, scale * LOG2E,
+        batch, columns, table.stride(0), tiles, rows, heads, q_len, *strides,
+        **constants, **_ring(height), num_warps=4,
+    )  # fmt: skip
+    join = prepare(
+        device.DECLARED["join"], (-(-rows // sizes["TAKE"]), batch, 4 // sizes["WARPS"]),
+        part, out, lse, lens, batch, columns, tiles, slots, rows, heads, *strides,
+        HEIGHT=height, **constants, **sizes, num_warps=sizes["WARPS"], launch_pdl=True,
+    )  # fmt: skip
+    return _Launches(queries, cache, decode, join, 2 * slots * height * (512 + 1))
+
+
+def _program(height: int) -> Any:
+    return device.DECLARED["decode"] if height == BLOCK else few.DECLARED["decode"]
+
+
+def _ring(height: int) -> dict[str, int]:
+    return {} if height == BLOCK else {"HEIGHT": height, "GROUPS": FEW[height]}
 
 
 def _nothing(out: Tensor, lse: Tensor | None) -> None:
@@ -147,21 +233,31 @@ def _pow2(n: int) -> int:
 
 
 def _constants(page: int, batch: int, plan: Plan, lse: bool) -> dict[str, Any]:
-    return {"PAGE": page, "BLOCK_B": max(128, _pow2(batch)), "LEAST": plan.least, "EXTRA": plan.extra, "LSE": lse}
+    return {"PAGE": page, "BLOCK_B": max(32, _pow2(batch)), "LEAST": plan.least, "EXTRA": plan.extra, "LSE": lse}
 
 
-def case(name: str, program: str, *, page: int, batch: int = 64, lse: bool = True) -> CompileCase:
-    """Return what tests compile: bf16, one of the two programs."""
-    kinds = {"q": descriptor("bf16", (BLOCK, 256), _layout(2)), "q_rope": descriptor("bf16", (BLOCK, 64), _layout(2))}
-    boxes = _boxes(page)
-    kinds |= {n: descriptor("bf16", b, _layout(3)) for n, b in zip(("kv", "kv_rope"), boxes, strict=True)}
-    kinds |= {"out": "*bf16", "lse": "*fp32", "part": "*fp32", "part_lse": "*fp32", "table": "*i32", "lens": "*i32"}
-    kinds |= {"factor": "fp32"}
-    function = device.DECLARED[program]
+def decode_case(name: str, *, page: int, height: int = BLOCK, batch: int = 64, lse: bool = True) -> CompileCase:
+    """Return what tests compile of the main program: bf16, tiles of ``height`` rows."""
+    constants = {**_constants(page, batch, DEFAULT, lse), **_ring(height)}
+    queries, keys = _boxes(height, page)
+    names = ("q", "q_rope", "kv", "kv_rope") if height == BLOCK else ("q", "kv")
+    maps = {n: descriptor("bf16", b, _layout(len(b))) for n, b in zip(names, queries + keys, strict=True)}
+    return _case(name, _program(height), maps, constants, {"num_warps": 4})
+
+
+def join_case(name: str, *, batch: int, rows: int) -> CompileCase:
+    """Return what tests compile of the join: bf16, on 132 multiprocessors."""
+    height = height_of(rows)
+    sizes = join_sizes(batch, rows, -(-rows // height), 132)
+    constants = {**_constants(64, batch, DEFAULT, True), **sizes, "HEIGHT": height}
+    return _case(name, device.DECLARED["join"], {}, constants, {"num_warps": sizes["WARPS"], "launch_pdl": True})
+
+
+def _case(
+    name: str, function: Any, kinds: dict[str, str], constants: dict[str, Any], options: dict[str, Any]
+) -> CompileCase:
+    kinds = kinds | {"out": "*bf16", "lse": "*fp32", "part": "*fp32", "table": "*i32", "lens": "*i32", "factor": "fp32"}
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
-    given = {**_constants(page, batch, DEFAULT, lse), "TAKE": 4, "BLOCK_K": 256}
-    constants = {n: v for n, v in given.items() if n in arguments}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
-    aligned = ("out_seq", "out_token", "out_head")
-    return CompileCase(name, function, signature, constants, {"num_warps": 4}, aligned)
+    return CompileCase(name, function, signature, constants, options, ("out_seq", "out_token", "out_head"))

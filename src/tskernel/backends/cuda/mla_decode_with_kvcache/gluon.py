@@ -50,8 +50,13 @@ def mla_decode_with_kvcache(
 def compile_cases(chip: object) -> list[CompileCase]:
     """Return what cross-compilation tests build."""
     return [
-        latent.case("page 64", "decode", page=64),
-        latent.case("page 16, 300 requests", "decode", page=16, batch=300),
-        latent.case("page 128, no lse", "decode", page=128, lse=False),
-        latent.case("join", "join", page=64),
+        latent.decode_case("page 64", page=64),
+        latent.decode_case("16 rows, page 64", page=64, height=16),
+        latent.decode_case("32 rows, page 64", page=64, height=32),
+        latent.decode_case("16 rows, page 16, 1 request, no lse", page=16, height=16, batch=1, lse=False),
+        latent.decode_case("page 16, 1000 requests", page=16, batch=1000),
+        latent.decode_case("page 128, no lse", page=128, lse=False),
+        latent.join_case("join of many parts", batch=1, rows=128),
+        latent.join_case("join of few parts", batch=16, rows=128),
+        latent.join_case("join of many rows", batch=64, rows=256),
     ]
