@@ -115,9 +115,11 @@ def test_the_stride_of_a_single_page_does_not_matter() -> None:
 def test_a_tensor_map_is_made_once_and_does_not_keep_the_tensor() -> None:
     pytest.importorskip("triton")
     x = torch.zeros(4, 64, dtype=torch.bfloat16)
-    kept = latent._map(x, (4, 64), (64, 1), (16, 64))
-    assert latent._map(x, (4, 64), (64, 1), (16, 64)) is kept
-    assert latent._map(x, (4, 64), (64, 1), (32, 64)) is not kept
+    view = latent.View((4, 64), (64, 1), ((16, 64), (32, 64)))
+    first, second = view.maps(x)
+    assert (first.block_shape, second.block_shape) == ([16, 64], [32, 64])
+    assert view.maps(x)[0] is first
+    assert view.maps(torch.zeros_like(x))[0].base.data_ptr() != first.base.data_ptr() == x.data_ptr()
     gone = weakref.ref(x)
     del x
     assert gone() is None

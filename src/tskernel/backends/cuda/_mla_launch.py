@@ -24,6 +24,7 @@ BLOCK: Final = 64  # keys of a block, and query rows of a tile where there are m
 # Query rows of a tile where there are few, and pieces of keys in the ring: all that shared memory holds.
 FEW: Final = {16: 8, 32: 7}
 MOST_REQUESTS: Final = 4096
+MOST_ADDRESSES: Final = 512  # whose tensor maps are remembered
 
 
 class Plan(NamedTuple):
@@ -76,28 +77,33 @@ def _layout(rank: int) -> Any:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
-@lru_cache(maxsize=4096)
-def _map_at(at: _Address, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
-    """Return a tensor map, which depends on nothing but the address, the dtype and the sizes."""
+def _map(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor(at, list(shape), list(strides), list(box), _layout(len(box)))
+    return TensorDescriptor(_Address(x.data_ptr(), x.dtype), list(shape), list(strides), list(box), _layout(len(box)))
 
 
-def _map(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
-    return _map_at(_Address(x.data_ptr(), x.dtype), shape, strides, box)
+class View:
+    """How tensors of one dtype are described to the copy engine: as ``shape`` by ``strides``, in boxes.
 
+    Next to that a tensor map depends on nothing but the address, so maps are remembered by it.
+    """
 
-class _View(NamedTuple):
-    """How a tensor is described to the copy engine: as ``shape`` by ``strides``, in boxes."""
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], boxes: tuple[tuple[int, ...], ...]) -> None:
+        """Keep the sizes; no map is made."""
+        self._shape, self._strides, self._boxes = shape, strides, boxes
+        self._known: dict[int, tuple[Any, ...]] = {}
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    boxes: tuple[tuple[int, ...], ...]
-
-    def maps(self, x: Tensor) -> list[Any]:
+    def maps(self, x: Tensor) -> tuple[Any, ...]:
         """Return a tensor map for each kind of box."""
-        return [_map(x, self.shape, self.strides, box) for box in self.boxes]
+        at = x.data_ptr()
+        found = self._known.get(at)
+        if found is None:
+            found = tuple(_map(x, self._shape, self._strides, box) for box in self._boxes)
+            if len(self._known) >= MOST_ADDRESSES:
+                self._known = {}
+            self._known[at] = found
+        return found
 
 
 def _boxes(height: int, page: int) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
@@ -115,8 +121,8 @@ def _boxes(height: int, page: int) -> tuple[tuple[tuple[int, ...], ...], tuple[t
 class _Launches(NamedTuple):
     """The two launches of calls that look the same: tensor maps, floats in the buffer of parts."""
 
-    queries: _View
-    cache: _View
+    queries: View
+    cache: View
     decode: Prepared
     join: Prepared
     parts: int
@@ -179,13 +185,13 @@ def _aligned(x: Tensor) -> Tensor:
     return x.clone() if x.data_ptr() % 16 else x
 
 
-def _views(q: Tensor, kv: Tensor, height: int) -> tuple[_View, _View]:
+def _views(q: Tensor, kv: Tensor, height: int) -> tuple[View, View]:
     """Describe queries as rows, and the cache as pages of rows."""
     pages, page, _, width = kv.shape
     queries, keys = _boxes(height, page)
     # The stride of a single page means nothing and need not be a valid one.
     strides = (kv.stride(0) if pages > 1 else page * kv.stride(1), kv.stride(1), 1)
-    return _View((q.numel() // width, width), (width, 1), queries), _View((pages, page, width), strides, keys)
+    return View((q.numel() // width, width), (width, 1), queries), View((pages, page, width), strides, keys)
 
 
 def _prepare(
