@@ -273,6 +273,23 @@ def test_bound_package_runs_in_a_process_without_tskernel(tmp_path: Path) -> Non
         compare(got, eager(*inputs))
 
 
+@pytest.mark.slow
+def test_a_cpp_program_runs_the_package_of_the_example(tmp_path: Path) -> None:
+    """``examples/aoti``: neither Python nor tskernel is in the process that runs the model."""
+    example = Path(__file__).parent.parent / "examples" / "aoti" / "package.py"
+    source = Path(tskernel.__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run([sys.executable, example, tmp_path], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    *table, build, run = done.stdout.splitlines()
+    assert [row.split()[3] for row in table] == ["as", "inlined", "inlined", "inlined"]
+    subprocess.run(build.split(), check=True)
+    assert subprocess.run(run.split(), capture_output=True, text=True, check=True).stdout == "3 results\n"
+    got, want = (torch.load(tmp_path / f"{n}.pt", weights_only=False) for n in ("results", "expected"))
+    for g, w in zip(got, want, strict=True):
+        compare(g, w)
+
+
 class Call(nn.Module):
     """One form of an op as a module; the tensors are its inputs, the rest is part of it."""
 
