@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import tskernel
 from tskernel import export
 
+# The Triton kernels are traced into the package; a faster one that is not would need tskernel in the process.
+KERNELS = dict.fromkeys(("mha_decode_with_kvcache", "mha_prefill", "attn_merge_state"), "triton")
 PAGE, COLUMNS, HEADS, KV_HEADS, WIDTH = 16, 4, 8, 2, 64
 
 
@@ -56,7 +58,8 @@ def package(folder: Path, device: str) -> Path:
     """Write the package and return its library."""
     n = torch.export.Dim("n", min=2, max=256)
     shapes = ({0: n}, {0: COLUMNS * n}, {0: COLUMNS * n}, {0: n}, {0: n}, None)
-    program = export.bind(torch.export.export(Attention(), inputs(4, device), dynamic_shapes=shapes))
+    program = torch.export.export(Attention(), inputs(4, device), dynamic_shapes=shapes)
+    program = export.bind(program, overrides=KERNELS if device == "cuda" else None)
     print(export.bindings(program))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
     with zipfile.ZipFile(path) as archive:
