@@ -17,7 +17,7 @@ import tskernel
 from tskernel import export
 
 # The Triton kernels are traced into the package; a faster one that is not would need tskernel in the process.
-KERNELS = dict.fromkeys(("mha_decode_with_kvcache", "mha_prefill", "attn_merge_state"), "triton")
+KERNELS: dict[str, str] = dict.fromkeys(("mha_decode_with_kvcache", "mha_prefill", "attn_merge_state"), "triton")
 PAGE, COLUMNS, HEADS, KV_HEADS, WIDTH = 16, 4, 8, 2, 64
 
 
