@@ -107,3 +107,88 @@ for op, queries in (("mha_decode_with_kvcache", [2, 2, 2]), ("mha_extend_with_kv
                 ran += 1
 print(ran)
 """
+
+
+@pytest.mark.slow
+def test_dealt_sequences_give_the_same_result() -> None:
+    """Programs that find sequence and part by the true lengths; the second call of each follows a plan."""
+    assert interpret("-c", DEALS).split() == ["12"]
+
+
+DEALS = """
+import torch
+import tskernel
+from attention_cases import normal, paged_call
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _attention_launch as flash
+from tskernel.testing import compare, oracle
+
+torch.set_num_threads(1)
+op, ran = "mha_decode_with_kvcache", 0
+for parts in (1, 2, 5):
+    for queries, page_size in ((1, 16), (2, 5)):
+        flash.choose_config = lambda *_: flash.Config(16, 16, 4, 2, parts, True)
+        flash._plans.clear()
+        s = normal([queries] * 5, [70, 2, 0, 133, 33], heads=(6, 2), width=40, value_width=24, dtype=torch.bfloat16)
+        sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, float("-inf"), 3.0])
+        call = paged_call(op, s, page_size, sinks=sinks)
+        for lengths in ([70, 2, 0, 133, 33], [64, 1, 0, 133, 0]):
+            call["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
+            got = getattr(tskernel, op)(**call, return_lse=True, override=f"portable/{op}/triton")
+            compare(got, oracle(op, **call, return_lse=True))
+            ran += 1
+        (((_, plan),),) = flash._plans._seen.values()
+        assert plan.floats == (0 if parts == 1 else 5 * queries * 6 * parts * 25 + 2 * 5), plan
+print(ran)
+"""
+
+
+@pytest.mark.slow
+def test_every_part_is_dealt_once() -> None:
+    assert interpret(str(HERE / "deal_program.py")).split() == ["33"]
+
+
+@pytest.mark.slow
+def test_fp8_values_in_pairs_give_the_same_result() -> None:
+    """Two columns of values as one number where addresses allow it, with queries too large and too small for fp16."""
+    assert interpret("-c", PAIRS).split() == ["8", "16"]
+
+
+PAIRS = """
+import torch
+import tskernel
+from attention_cases import normal, paged_call
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _attention_launch as flash
+from tskernel.testing import compare, oracle
+
+torch.set_num_threads(1)
+paired = ran = 0
+plain = flash._choose
+def choose(*given):
+    global paired
+    choice = plain(*given)
+    paired += choice.flags["PAIRS"]
+    return choice
+flash._choose = choose
+op = "mha_decode_with_kvcache"
+for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    for aligned in (True, False):
+        for size in (1.0, 1e30, 1e-30, 0.0):
+            flash._plans.clear()
+            s = normal([1] * 3, [70, 0, 33], heads=(6, 2), width=40, value_width=24, dtype=torch.bfloat16)
+            s.k[:], s.v[:] = [x.to(dtype) for x in s.k], [x.to(dtype) for x in s.v]
+            s.q[:] = [x * size for x in s.q]
+            call = paged_call(op, s, 16, softmax_scale=40**-0.5 / (size or 1.0))
+            if not aligned:
+                v = call["v_cache"]
+                wide = torch.zeros((*v.shape[:-1], 25), dtype=torch.uint8)
+                wide[..., 1:] = v.view(torch.uint8)
+                call["v_cache"] = wide.view(dtype)[..., 1:]
+            got = getattr(tskernel, op)(**call, return_lse=True, override=f"portable/{op}/triton")
+            compare(got, oracle(op, **call, return_lse=True))
+            ran += 1
+print(paired, ran)
+"""

@@ -49,6 +49,7 @@ __all__ = [
     "pow2",
     "unit",
     "unreadable",
+    "widths",
 ]
 
 CAPABILITY: Final = (
@@ -188,7 +189,8 @@ def unit(x: Tensor) -> Tensor:
 def _dense(given: Given) -> Given:
     """Return the tensors with unit last strides where the program takes no stride for them."""
     free = {"out", "lse", "q_scale", "k_scale", "v_scale"}
-    return Given(*[t if t is None or n in free else unit(t) for n, t in zip(Given._fields, given, strict=True)])
+    strided = [n for n, t in given._asdict().items() if n not in free and t is not None and t.stride(-1) != 1]
+    return given._replace(**{n: getattr(given, n).contiguous() for n in strided}) if strided else given
 
 
 def unreadable(kv: Tensor) -> str | None:

@@ -101,8 +101,8 @@ def _few_rows(block_m: int, wide: int, kv: Keys) -> Config:
 def settle(c: Config, programs: int, cut: Cut, slots: int) -> Config:
     """Return tiles with the stages that suit the number of programs that read at once; measured on an H200.
 
-    Two programs with three stages share a multiprocessor where one with four would have it alone: better for parts, of
-    which each has a start and an end, and for tiles of 32 rows that take several rounds.
+    Three stages leave room for a third program on a multiprocessor: better for parts, which are short, and for tiles of
+    32 rows that take several rounds.
     """
     parts = cut.splits > 1 and cut.spread <= 16
     if c.stages == 4 and c.block_n == 64 and (parts or (c.block_m == 32 and programs > slots)):

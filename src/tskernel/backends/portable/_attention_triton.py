@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportAttributeAccessIssue=false, reportArgumentType=false
 """Flash attention in Triton: one device program behind prefill, extend, decode and latent attention.
 
 The query heads that share a KV head are rows of one tile, token by token, so that a key is read once for all of them
