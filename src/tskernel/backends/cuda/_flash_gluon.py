@@ -1,6 +1,6 @@
 # ruff: noqa: ANN001, ANN202
 # pyright: reportCallIssue=false, reportAssignmentType=false
-"""Flash attention for Hopper in Gluon: a producer warp and two to four consumer warpgroups, persistent.
+"""Flash attention for Hopper in Gluon: a producer warp and two or three consumer warpgroups, persistent.
 
 A tile of work is ``CONSUMERS x 64`` rows of one KV head: tokens of one sequence times the ``PACK`` query heads that are
 side by side. The producer copies queries, keys and values with the tensor memory accelerator into rings of buffers,
@@ -447,7 +447,7 @@ def _attend(
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
-    elif CONSUMERS == 3:
+    else:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
@@ -458,19 +458,6 @@ def _attend(
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
-    else:
-        gl.warp_specialize([
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(3), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
-            (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
-                        BLOCK_N, CAUSAL, WINDOW)),
-        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
 # fmt: on
 
 # Launching a program puts Gluon's own object in the place of its name; here the declaration stays.

@@ -17,6 +17,7 @@ CAPABILITY: Final = CapabilityRequirement(vendor="nvidia", family="sm90", packag
 SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float16))
 LOG2E: Final = 1.4426950408889634
 ALIGNED: Final = ("out_row", "out_head")
+FEW_TILES: Final = 4  # per multiprocessor: with fewer, how they fall decides
 KEYS_IN_CACHE: Final = 24 << 20  # bytes of keys and values that tiles side by side may read: half of the L2 cache
 
 
@@ -60,15 +61,19 @@ def packing(group: int) -> int:
     return min(64, group & -group)
 
 
-def choose_config(shape: Shape) -> Config:
-    """Return tile sizes; measured on an H200."""
+def choose_config(shape: Shape, rows: int, slots: int) -> Config:
+    """Return tile sizes for ``rows`` query rows of all heads on ``slots`` multiprocessors; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
         return Config(2, 64, 2, 1, False, 240)
+    if shape.window and wide <= 64:
+        return Config(3, 32, 4, 2, False, 160)
     if shape.window:
-        return Config(2, 64, 3, 2, False, 240)
+        return Config(2, 64, 2, 2, False, 240)
     if wide > 64:
         return Config(2, 128, 2, 2, False, 240)
+    if rows < FEW_TILES * slots * 192:
+        return Config(2, 128, 3, 2, False, 240)
     return Config(3, 128, 2, 2, True, 160)
 
 
@@ -133,13 +138,14 @@ def attend(
     (rows, heads, width), (_, kv_heads, value_width) = q.shape, v.shape
     group = heads // kv_heads
     shape = Shape(width, value_width, group, causal or window >= 0, window >= 0)
-    c = config or choose_config(shape)
+    slots = multiprocessors(q.device)
+    c = config or choose_config(shape, rows * heads, slots)
     pack, wide, value_wide = packing(group), padded(width), padded(value_width)
     cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
     sequences = cu_q.shape[0] - 1
     tiles = rows // (c.consumers * 64 // pack) + sequences + 1
     side_by_side = heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack)
-    programs, turns = share_out(tiles * side_by_side, multiprocessors(q.device))
+    programs, turns = share_out(tiles * side_by_side, slots)
     device._attend[(programs, heads // pack // side_by_side)](
         tensor_map(q, (64 // pack, pack, wide)),
         tensor_map(k, (c.block_n, 1, wide)),
@@ -160,7 +166,7 @@ def share_out(tiles: int, slots: int) -> tuple[int, int]:
     A program that stays saves the start of the next one. But going back and forth evens out tiles of unlike length only
     over several turns: with fewer, one program per tile leaves that to the hardware.
     """
-    if tiles < 4 * slots:
+    if tiles < FEW_TILES * slots:
         return tiles, 1
     return slots, -(-tiles // slots)
 
@@ -178,7 +184,7 @@ def case(
     """Return what tests compile: bf16; ``flags`` are those of the device program."""
     value_width = width if value_width is None else value_width
     shape = Shape(width, value_width, group, flags.get("CAUSAL", True), flags.get("WINDOW", False))
-    c = config or choose_config(shape)
+    c = config or choose_config(shape, 1 << 24, 132)
     pack = packing(group)
     boxes = {
         "q_desc": (64 // pack, pack, padded(width)),
