@@ -78,6 +78,7 @@ def prefill_samples(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     if dtype == torch.bfloat16:
         fp8 = call("fp8", [4, 3], kv_dtype=FP8, q_scale=one, k_scale=per_head, v_scale=one)
         yield Sample("fp8", **{**fp8.arguments, "q": fp8.arguments["q"].to(FP8)})
+        yield call("wide", [5, 3], width=128)  # a width that libraries are made for
     qkv = make.randn((8, 8, 32), dtype)
     q, k, v = qkv.split([4, 2, 2], 1)
     yield Sample("fused_qkv", q=q, k=k, v=v, cu_seqlens=offsets(make, [5, 3]), max_seqlen=8)
@@ -152,17 +153,21 @@ def decode_samples(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     yield from _with_options(make, dtype, dict.fromkeys((1, 2, 3), 1))
     yield _paged_call("verify", make, dtype, [9, 2, 5], queries=3)
     yield _paged_call("no_sequence", make, dtype, [])
+    if dtype == torch.bfloat16:  # widths and pages that libraries are made for
+        yield _paged_call("wide", make, dtype, [19, 3], width=64, page_size=16)
 
 
 def mla_prefill_samples(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     """Yield calls of mla_prefill."""
 
-    def call(name: str, lengths: Sequence[int], keys: Sequence[int], **options: Any) -> Sample:
+    def call(
+        name: str, lengths: Sequence[int], keys: Sequence[int], widths: tuple[int, int] = (48, 32), **options: Any
+    ) -> Sample:
         return Sample(
             name,
-            q=make.randn((sum(lengths), 3, 48), dtype),
-            k=make.randn((sum(keys), 3, 48), dtype),
-            v=make.randn((sum(keys), 3, 32), dtype),
+            q=make.randn((sum(lengths), 3, widths[0]), dtype),
+            k=make.randn((sum(keys), 3, widths[0]), dtype),
+            v=make.randn((sum(keys), 3, widths[1]), dtype),
             cu_seqlens_q=offsets(make, lengths),
             cu_seqlens_kv=offsets(make, keys),
             max_seqlen_q=max(lengths, default=0),
@@ -179,26 +184,37 @@ def mla_prefill_samples(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     width_padded = call("padded_width", [5, 3], [5, 3])
     width_padded.arguments |= {"q": padded[..., :48], "v": padded[..., 32:]}
     yield width_padded
+    if dtype == torch.bfloat16:
+        yield call("deepseek", [5, 3], [5, 3], widths=(192, 128))
 
 
 def latent_samples(make: Make, dtype: torch.dtype, *, decode: bool) -> Iterator[Sample]:
     """Yield calls of mla_decode_with_kvcache, or of mla_extend_with_kvcache."""
 
-    def call(name: str, queries: Sequence[int], lengths: Sequence[int], page_size: int = 4, **options: Any) -> Sample:
+    def call(
+        name: str,
+        queries: Sequence[int],
+        lengths: Sequence[int],
+        page_size: int = 4,
+        rank: int = 32,
+        rope: int = 16,
+        **options: Any,
+    ) -> Sample:
         table, pages = page_table(make, lengths, page_size)
         kv_dtype = options.pop("kv_dtype", dtype)
         most = max(queries, default=1)
-        shape = (len(queries), most, 3, 48) if decode else (sum(queries), 3, 48)
+        width = rank + rope
+        shape = (len(queries), most, 3, width) if decode else (sum(queries), 3, width)
         if not decode:
             options |= {"cu_seqlens_q": offsets(make, queries), "max_seqlen_q": most}
         return Sample(
             name,
             q=make.randn(shape, dtype),
-            kv_cache=make.randn((pages, page_size, 1, 48), kv_dtype),
+            kv_cache=make.randn((pages, page_size, 1, width), kv_dtype),
             page_table=table,
             cache_seqlens=make.tensor(list(lengths), torch.int32),
             max_seqlen_k=max(lengths, default=0),
-            **{"kv_lora_rank": 32, "qk_nope_head_dim": 24, **options},
+            **{"kv_lora_rank": rank, "qk_nope_head_dim": 24, **options},
         )
 
     yield call("ordinary", [1, 1, 1] if decode else [2, 1, 3], [9, 4, 6])
@@ -207,6 +223,9 @@ def latent_samples(make: Make, dtype: torch.dtype, *, decode: bool) -> Iterator[
     yield call("no_key", [2, 2], [0, 5], softmax_scale=0.2)
     yield call("no_sequence", [], [])
     yield call("fp8_cache", [1, 1], [4, 7], kv_dtype=FP8)
+    if dtype == torch.bfloat16:
+        queries = [1, 1] if decode else [2, 1]
+        yield call("deepseek", queries, [67, 3], page_size=64, rank=512, rope=64, qk_nope_head_dim=128)
     if not decode:
         yield call("ragged", [4, 0, 2], [6, 3, 2])
         yield call("full", [4, 2], [6, 5], is_causal=False)
