@@ -192,6 +192,8 @@ def test_a_duplicate_name_is_refused_and_the_first_stays() -> None:
         ({"traits": {"hiden": {64}}}, "trait 'hiden': expected one of"),
         ({"priority": 20}, r"priority: expected an integer in \[0, 20\), got 20"),
         ({"priority": 4.5}, "priority: expected an integer"),
+        ({"priorities": [({"hidden": {1}}, 20)]}, "priority: expected an integer"),
+        ({"priorities": [({"colour": {1}}, 5)]}, "trait 'colour': expected one of"),
         ({"rejects": lambda y: None}, r"rejects\(\) reads 'y': expected some of"),
     ],
 )
@@ -292,6 +294,16 @@ def test_priority_then_name_never_registration_order() -> None:
     assert select_kernel("norm", "rmsnorm", platform="cpu").name == "a"
     add("z", priority=Priority.PLUGIN + 1)
     assert select_kernel("norm", "rmsnorm", platform="cpu").name == "z"
+
+
+def test_priorities_of_calls_with_certain_traits() -> None:
+    add("broad", priority=Priority.PLUGIN + 1)
+    add("wide", priority=Priority.PLUGIN, priorities=[({"hidden": range(128, 4096)}, Priority.PLUGIN + 2)])
+    for hidden, name, priority in ((64, "broad", Priority.PLUGIN + 1), (256, "wide", Priority.PLUGIN + 2)):
+        explanation = explain_selection("norm", "rmsnorm", traits={"hidden": hidden}, platform="cpu")
+        assert explanation.candidates[0].name == name
+        assert explanation.candidates[0].priority == priority
+    assert "hidden" in tskernel.describe_kernel("wide")
 
 
 def test_an_oracle_ranks_before_priority() -> None:

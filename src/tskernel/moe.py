@@ -216,7 +216,7 @@ def _choose(
         reasons = {**found.reasons, **reasons}
     if not fits:
         raise not_found(requests[-1], reasons)
-    return min(fits, key=lambda s: (-s.priority, s.name))
+    return min(fits, key=lambda s: (-s.priority_of(requests[-1].traits), s.name))
 
 
 def _layouts() -> list[str]:

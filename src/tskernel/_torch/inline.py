@@ -67,7 +67,7 @@ def registry_fingerprint() -> str:
     registry = KernelRegistry.get()
     parts = [torch.__version__, os.environ.get("CUDA_VISIBLE_DEVICES", ""), str(_devices), describe_policy()]
     for family, mode in registry.list_operators():
-        parts += [f"{s.name}:{s.priority}:{s.fingerprint()}" for s in registry.kernels_of(mode)]
+        parts += [f"{s.name}:{s.priority}:{s.priorities}:{s.fingerprint()}" for s in registry.kernels_of(mode)]
         parts.append(f"{mode}={active_override(family, mode)}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 

@@ -161,7 +161,7 @@ def order(fits: Sequence[KernelSpec], request: Request, arguments: Sequence[Any]
     place = {s.name: i for i, s in enumerate(fits)}
 
     def key(spec: KernelSpec) -> tuple[float, float, int]:
-        return (0 if tuned else -spec.priority, times.get(label(spec), unmeasured), place[spec.name])
+        return (0 if tuned else -spec.priority_of(request.traits), times.get(label(spec), unmeasured), place[spec.name])
 
     return sorted(fits, key=key)
 

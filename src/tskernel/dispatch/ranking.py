@@ -13,6 +13,7 @@ from tskernel.dispatch.platform import PlatformInfo
 from tskernel.dispatch.policy import oracle_score, unavailable_reason
 from tskernel.dispatch.registry import KernelRegistry, KernelSpec, Operator
 from tskernel.dispatch.signature import FormatSignature
+from tskernel.dispatch.spec import trait_accepts
 
 log = logging.getLogger("tskernel.select")
 _VERBOSE: Final = "TOKENSPEED_KERNEL_VERBOSE"
@@ -92,7 +93,7 @@ def _rank(request: Request) -> Ranking:
 
 
 def _rank_key(spec: KernelSpec, request: Request) -> tuple[float, float, str]:
-    return (-oracle_score(spec, request.platform, request.traits), -spec.priority, spec.name)
+    return (-oracle_score(spec, request.platform, request.traits), -spec.priority_of(request.traits), spec.name)
 
 
 def unfit(spec: KernelSpec, request: Request) -> str | None:
@@ -120,15 +121,6 @@ def _trait_reason(spec: KernelSpec, traits: Mapping[str, object]) -> str | None:
     if traits.get("return_lse") is True and not spec.lse:
         return "does not give the LSE"
     return None
-
-
-def trait_accepts(accepted: Any, value: object) -> bool:
-    """Whether a trait value is accepted by a container or predicate; True and 1 are different values."""
-    if callable(accepted):
-        return bool(accepted(value))
-    if isinstance(accepted, range):
-        return type(value) is int and value in accepted
-    return any(type(a) is type(value) and a == value for a in accepted)
 
 
 def _is_chosen(spec: KernelSpec, choice: str) -> bool:

@@ -117,12 +117,13 @@ class KernelRegistry:
                 f"{where} is already registered from {first.function.__module__}; "
                 "unregister it first, or choose another name"
             )
-        if spec.priority != int(spec.priority) or not 0 <= spec.priority < Priority.LIMIT:
-            raise RegistrationError(
-                f"{where}: priority: expected an integer in [0, {Priority.LIMIT}), got {spec.priority}"
-            )
+        for priority in (spec.priority, *(p for _, p in spec.priorities)):
+            if priority != int(priority) or not 0 <= priority < Priority.LIMIT:
+                raise RegistrationError(
+                    f"{where}: priority: expected an integer in [0, {Priority.LIMIT}), got {priority}"
+                )
         known = {*operator.trait_defaults}
-        for trait in spec.traits:
+        for trait in (*spec.traits, *(t for wanted, _ in spec.priorities for t in wanted)):
             if trait not in known:
                 raise RegistrationError(
                     f"{where}: trait {trait!r}: expected one of {', '.join(sorted(known)) or 'none'}"
@@ -231,6 +232,7 @@ def register_kernel(
     signatures: Iterable[FormatSignature] = (),
     traits: Mapping[str, Any] | None = None,
     priority: int = Priority.PERFORMANT,
+    priorities: Iterable[tuple[Mapping[str, Any], int]] = (),
     features: Iterable[str] = (),
     rejects: Callable[..., str | None] | None = None,
     weight_preprocessor: Callable[..., Any] | None = None,
@@ -241,7 +243,9 @@ def register_kernel(
 
     Built-in kernels take name, backend and solution from their path; out-of-tree ones give ``name`` (and ``solution``,
     by default the name). ``capability`` may list alternatives. Empty ``signatures`` means any. ``traits`` maps a trait
-    of the op to a container of accepted values, or to a callable that says whether a value is accepted.
+    of the op to a container of accepted values, or to a callable that says whether a value is accepted. ``priorities``
+    lists other priorities for calls with certain traits, such as ``[({"head_dim": {256}}, 14)]``: the first that fits
+    counts, ``priority`` where none does.
     """
 
     def decorate(function: F) -> F:
@@ -255,6 +259,7 @@ def register_kernel(
                 signatures=frozenset(signatures),
                 traits=dict(traits or {}),
                 priority=priority,
+                priorities=tuple((dict(wanted), p) for wanted, p in priorities),
                 features=frozenset(features),
                 rejects=rejects,
                 weight_preprocessor=weight_preprocessor,
@@ -342,6 +347,8 @@ def describe_kernel(name: str) -> str:
         f"  traits: {', '.join(f'{k} in {v}' for k, v in s.traits.items()) or 'any'}",
         f"  defined in: {inspect.getsourcefile(s.function)}",
     ]
+    if s.priorities:
+        lines.insert(1, f"  priority where: {'; '.join(f'{wanted}: {p}' for wanted, p in s.priorities)}")
     if s.rejects is not None:
         lines.append(f"  rejects calls by: {', '.join(s.rejects_arguments)}")
     return "\n".join(lines)

@@ -163,7 +163,8 @@ def explain_request(request: Request, arguments: Mapping[str, Any] | None = None
             winner, status, reason = spec.name, "selected", looks
         else:
             status, reason = "fits", f"ranks lower{', ' + looks if looks else ''}"
-        candidates.append(Candidate(spec.name, spec.solution, spec.backend, spec.priority, status, reason))
+        priority = spec.priority_of(request.traits)
+        candidates.append(Candidate(spec.name, spec.solution, spec.backend, priority, status, reason))
     registry = KernelRegistry.get()
     rejected = sorted((registry.get_by_name(n) for n in found.reasons), key=lambda s: (-s.priority, s.name))
     candidates += [

@@ -47,7 +47,8 @@ class KernelSpec:
     """One way to do an op on some hardware.
 
     ``writes_out`` and ``lse`` say how the function gives its results: into an ``out`` keyword or by return; "return" (a
-    ``return_lse`` keyword), "write" (an ``lse`` keyword) or "" for no LSE at all.
+    ``return_lse`` keyword), "write" (an ``lse`` keyword) or "" for no LSE at all. ``priorities`` gives other priorities
+    for calls with certain traits: the first entry whose traits all fit counts, ``priority`` where none does.
     """
 
     name: str
@@ -60,6 +61,7 @@ class KernelSpec:
     signatures: frozenset[FormatSignature] = frozenset()
     traits: Mapping[str, Any] = field(default_factory=dict)
     priority: int = Priority.PERFORMANT
+    priorities: tuple[tuple[Mapping[str, Any], int], ...] = ()
     features: frozenset[str] = frozenset()
     rejects: Callable[..., str | None] | None = None
     rejects_arguments: tuple[str, ...] = ()
@@ -78,11 +80,27 @@ class KernelSpec:
             reasons.append(why)
         return "; or ".join(dict.fromkeys(reasons))
 
+    def priority_of(self, traits: Mapping[str, object]) -> int:
+        """Return the priority for a call with these traits."""
+        for wanted, priority in self.priorities:
+            if all(trait_accepts(accepted, traits[name]) for name, accepted in wanted.items()):
+                return priority
+        return self.priority
+
     def fingerprint(self) -> str:
         """Return a hash of the source files that the kernel is made of: it changes when what it computes may."""
         from tskernel.dispatch.sources import source_fingerprint
 
         return source_fingerprint(self.function)
+
+
+def trait_accepts(accepted: Any, value: object) -> bool:
+    """Whether a trait value is accepted by a container or predicate; True and 1 are different values."""
+    if callable(accepted):
+        return bool(accepted(value))
+    if isinstance(accepted, range):
+        return type(value) is int and value in accepted
+    return any(type(a) is type(value) and a == value for a in accepted)
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
