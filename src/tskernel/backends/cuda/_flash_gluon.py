@@ -139,6 +139,18 @@ def _sums(weights, BLOCK_N: gl.constexpr):
 
 
 @gluon_jit
+def _hold(total):
+    """Return sums as they are, but not before they are there.
+
+    The assembler would move a wait for a product ahead of the softmax that is to run beside it. It keeps a wait behind
+    an instruction with an effect: here a sleep that never comes, since the sums are not negative.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; @never nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f",
+        [total], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon_jit
 def _pack(weights, dtype: gl.constexpr, BLOCK_N: gl.constexpr):
     """Round pairs of weights into one register each: halves carried around a loop would be taken apart each time."""
     low, high = gl.split(gl.reshape(weights, [64, BLOCK_N // 2, 2]))
@@ -220,7 +232,7 @@ def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
 def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, window, factor, cap,
           q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
           W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
-          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr,
           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -237,8 +249,11 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
         acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(last), acc, is_async=True)
         if TURNS:
             hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-        s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
-        hopper.mbarrier.arrive(freed.index(stage), count=1)
+        if HOLD:
+            s = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[s])
+        else:
+            s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
+            hopper.mbarrier.arrive(freed.index(stage), count=1)
         s = _soften(s, factor, cap, CAP, FUSED)
         if MASKED:
             s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
@@ -246,6 +261,10 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
         fade = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))
         total = total * fade[:, None] + _sums(weights, BLOCK_N)
         pairs = _pack(weights, dtype, BLOCK_N)
+        if HOLD:
+            total = _hold(total)
+            acc, pairs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc, pairs])
+            hopper.mbarrier.arrive(freed.index(stage), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
         step += 1
     return acc, pairs, top, total, step
@@ -282,7 +301,7 @@ def _attend_tile(acc, top, step, count, free_from, free_to, own, left, k_len, wi
                  q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
                  W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                  D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-                 FUSED: gl.constexpr, TURNS: gl.constexpr,
+                 FUSED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Go through a tile's key blocks, the last first, scores of a block with the values of the one before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -311,16 +330,16 @@ def _attend_tile(acc, top, step, count, free_from, free_to, own, left, k_len, wi
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor, cap,
             q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            WINDOW, CAP, FUSED, True, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     acc, pairs, top, total, step = _walk(
         acc, pairs, top, total, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor, cap,
         q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-        WINDOW, CAP, FUSED, False, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        WINDOW, CAP, FUSED, False, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
         acc, pairs, top, total, step = _walk(
             acc, pairs, top, total, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor, cap,
             q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            WINDOW, CAP, FUSED, True, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     stage = (step - 1) % STAGES
     hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
     acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
@@ -346,7 +365,7 @@ def _consume(rings, work, factors, strides, out, lse, sinks,
              W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, HEADS: gl.constexpr, PACK: gl.constexpr,
              CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
              CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-             LSE: gl.constexpr, TURNS: gl.constexpr):
+             LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr):
     """Compute the W-th 64 rows of each tile."""
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -386,7 +405,7 @@ def _consume(rings, work, factors, strides, out, lse, sinks,
             acc, top, total, step = _attend_tile(
                 acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
                 q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                CAUSAL, WINDOW, CAP, FUSED, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+                CAUSAL, WINDOW, CAP, FUSED, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
             hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
         if exists & (mine < q_len):
@@ -410,7 +429,7 @@ def _attend(
     DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
@@ -441,20 +460,20 @@ def _attend(
     if CONSUMERS == 2:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
             (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])

@@ -18,14 +18,15 @@ SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float1
 LOG2E: Final = 1.4426950408889634
 ALIGNED: Final = ("out_row", "out_head")
 FEW_TILES: Final = 4  # per multiprocessor: with fewer, how they fall decides
-KEYS_IN_CACHE: Final = 24 << 20  # bytes of keys and values that tiles side by side may read: half of the L2 cache
+KEYS_IN_CACHE: Final = 40 << 20  # bytes of keys and values that tiles side by side may read: most of the L2 cache
 
 
 class Config(NamedTuple):
     """How a program divides its work.
 
     Consumer warpgroups of 64 rows each; keys per block; stages of the key and value rings and of the queries' one;
-    whether consumers take turns to issue products; registers of a consumer thread.
+    whether consumers take turns to issue products, and keep the values' product in flight beside the softmax; registers
+    of a consumer thread.
     """
 
     consumers: int
@@ -33,6 +34,7 @@ class Config(NamedTuple):
     stages: int
     q_stages: int
     turns: bool
+    hold: bool
     registers: int
 
     @property
@@ -65,16 +67,16 @@ def choose_config(shape: Shape, rows: int, slots: int) -> Config:
     """Return tile sizes for ``rows`` query rows of all heads on ``slots`` multiprocessors; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
-        return Config(2, 64, 2, 1, False, 240)
+        return Config(2, 64, 2, 1, False, False, 240)
     if shape.window and wide <= 64:
-        return Config(3, 32, 4, 2, False, 160)
+        return Config(3, 32, 4, 2, False, False, 160)
     if shape.window:
-        return Config(2, 64, 2, 2, False, 240)
+        return Config(2, 64, 2, 2, False, False, 240)
     if wide > 64:
-        return Config(2, 128, 2, 2, False, 240)
+        return Config(2, 128, 2, 2, False, False, 240)
     if rows < FEW_TILES * slots * 192:
-        return Config(2, 128, 3, 2, False, 240)
-    return Config(3, 128, 2, 2, True, 160)
+        return Config(2, 128, 3, 2, False, False, 240)
+    return Config(3, 128, 2, 2, True, False, 160)
 
 
 def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...], scale: float | None) -> str | None:
@@ -156,7 +158,7 @@ def attend(
         DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages,
         STAGES=c.stages, CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0,
         SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        TURNS=c.turns, HOLD=c.hold, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def case(
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
     given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers}
-    given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "REGISTERS": c.registers}
+    given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "HOLD": c.hold, "REGISTERS": c.registers}
     code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: given.get(n, False) for n in arguments if n.isupper()}
