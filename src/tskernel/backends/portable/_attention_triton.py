@@ -297,6 +297,7 @@ def _attend(
     The lengths are loaded here and not in a function: torch's analysis of what a program writes follows an address back
     through calls, and would take what they load from for written.
     """
+    scale, cap = tl.full([], scale, tl.float32), tl.full([], cap, tl.float32)  # Inductor passes numbers in double
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
     if not KV_FIRST:
         kv_head, tile, tiles = tile, kv_head, tl.num_programs(0)
