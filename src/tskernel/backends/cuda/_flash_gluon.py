@@ -49,16 +49,56 @@ def _search(tile, cu_q, cu_k, sequences, rows, TOKENS: gl.constexpr):
 
 
 @gluon_jit
-def _turn_of(turn, tiles, HEADS: gl.constexpr):
-    """Return the tile and the block of heads of a program's turn, and whether there is one.
-
-    The last tiles see the most keys: first come, first served, back and forth over the programs, so that none always
-    gets the longest. ``HEADS`` blocks of heads go side by side: what they read stays in the L2 cache.
-    """
+def _job(turn):
+    """Return a program's job in a turn: back and forth over the programs, so that none always gets the longest."""
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-    return tiles - 1 - index // HEADS, gl.program_id(1) * HEADS + index % HEADS, index < tiles * HEADS
+    return turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+
+
+@gluon_jit
+def _place_of(job, tiles, rows, sequences, HEADS: gl.constexpr, TOKENS: gl.constexpr, ORDER: gl.constexpr):
+    """Return the tile and the block of heads of a job, from the last tile on, which sees the most keys.
+
+    ``HEADS`` blocks of heads go side by side: what they read stays in the L2 cache. DEALT, the last tiles of all
+    sequences come first, then those before them, as if all were equally long.
+    """
+    at = job // HEADS
+    tile = tiles - 1 - at
+    if ORDER == 1:
+        many = gl.maximum(sequences, 1)
+        each = rows // many // TOKENS + 1
+        dealt = at % many * each + each - 1 - at // many
+        tile = gl.where(at < each * many, dealt, tile + each * many)
+    return tile, gl.program_id(1) * HEADS + job % HEADS
+
+
+@gluon_jit
+def _take(taken):
+    """Return the next job that no program of this group of heads has; the first ones are as many as programs."""
+    return gl.num_programs(0) + gl.atomic_add(taken + gl.program_id(1), 1, sem="relaxed")
+
+
+@gluon_jit
+def _publish(job, turn, jobs, j_full, j_empty):
+    """Tell the consumers which job is next."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    hopper.mbarrier.wait(j_empty.index(turn % 2), ((turn // 2) & 1) ^ 1)
+    jobs.index(turn % 2).store(gl.full([32], 0, gl.int32, LAYOUT) + job)
+    hopper.mbarrier.arrive(j_full.index(turn % 2), count=1)
+
+
+@gluon_jit
+def _next(turn, jobs, j_full, j_empty, ORDER: gl.constexpr):
+    """Return the job of a consumer's turn."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    if ORDER == 2:
+        hopper.mbarrier.wait(j_full.index(turn % 2), (turn // 2) & 1)
+        job = gl.max(jobs.index(turn % 2).load(LAYOUT), 0)
+        hopper.mbarrier.arrive(j_empty.index(turn % 2), count=1)
+        return job
+    else:
+        return _job(turn)
 
 
 @gluon_jit
@@ -86,14 +126,14 @@ def _fetch(desc, row, head, full, buffers, stage):
 def _produce(q_desc, k_desc, v_desc, rings, work,
              HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
              Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-             WINDOW: gl.constexpr, HOLD: gl.constexpr):
+             WINDOW: gl.constexpr, HOLD: gl.constexpr, ORDER: gl.constexpr):
     """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead.
 
     What frees a stage of the keys is done with the values before it too, unless those may still be in use (HOLD).
     """
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
-    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, _turns = rings
-    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, _turns, jobs, j_full, j_empty = rings
+    cu_q, cu_k, sequences, tiles, rows, window, taken = work
     step = 0
     served = 0
     base = 0
@@ -102,12 +142,19 @@ def _produce(q_desc, k_desc, v_desc, rings, work,
     q_len = 0
     k_start = 0
     k_len = 0
-    for turn in range(0, turns_each):
-        tile, block, exists = _turn_of(turn, tiles, HEADS)
+    turn = 0
+    job = _job(0)
+    if ORDER == 2:
+        _publish(job, turn, jobs, j_full, j_empty)
+    while job < tiles * HEADS:
+        tile, block = _place_of(job, tiles, rows, sequences, HEADS, TOKENS, ORDER)
+        turn += 1
+        if ORDER != 2:
+            job = _job(turn)
         if (tile < base) | (tile >= end):
             base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
         first = (tile - base) * TOKENS
-        left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+        left, count = _keys(first, q_len, k_len, True, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
@@ -127,12 +174,19 @@ def _produce(q_desc, k_desc, v_desc, rings, work,
                 _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
                 at -= BLOCK_N
                 step = ahead
+            if ORDER == 2:
+                # The answer takes no longer than the stage to become free.
+                job = _take(taken)
             if HOLD:
                 hopper.mbarrier.wait(v_freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
             else:
                 hopper.mbarrier.wait(k_freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
             _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
             step += 1
+        elif ORDER == 2:
+            job = _take(taken)
+        if ORDER == 2:
+            _publish(job, turn, jobs, j_full, j_empty)
 
 
 @gluon_jit
@@ -308,12 +362,6 @@ def _walk(acc, pairs, top, total, shrink, step, blocks_from, blocks_to, own, lef
 
 
 @gluon_jit
-def _place(buffer, value, D_V: gl.constexpr):
-    """Put a tile of rows into the buffer of its queries, in the order in which the copy engine takes them."""
-    buffer.reshape([64, D_V]).store(value)
-
-
-@gluon_jit
 def _rows(out, value, block, q_start, q_len, mine, out_row, out_head,
           DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, WIDE: gl.constexpr):
     """Write the rows that exist, 16 bytes a thread."""
@@ -344,9 +392,9 @@ def _finish(acc, top, total, out, out_desc, lse, sinks, buffer, block, q_start, 
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
     value = acc.to(out.dtype.element_ty)
     if BULK:
-        _place(buffer, value, D_V)
+        buffer.reshape([64, D_V]).store(value)
+        hopper.fence_async_shared()
         if mine + 64 // PACK <= q_len:
-            hopper.fence_async_shared()
             hopper.tma.async_copy_shared_to_global(out_desc, [q_start + mine, block * PACK, 0], buffer)
         else:
             _rows(out, buffer.reshape([64, D_V]).load(WIDE), block, q_start, q_len, mine, out_row, out_head,
@@ -387,13 +435,17 @@ def _first_scores(step, there, q_buf, q_full, q_phase, k_bufs, k_full, turns,
 
 @gluon_jit
 def _attend_tile(s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                 q_buf, q_empty, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns,
+                 q_buf, q_empty, q_empty_before, served, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns,
                  W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                  D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
                  FUSED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr,
-                 HELD: gl.constexpr, EARLY: gl.constexpr,
+                 HELD: gl.constexpr, EARLY: gl.constexpr, BEHIND: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
-    """Go through a tile's key blocks, the last first, scores of a block with the values of the one before."""
+    """Go through a tile's key blocks, the last first, scores of a block with the values of the one before.
+
+    EARLY, the queries' stage is given back before the last values are added; BEHIND, that of the tile before, when the
+    copy engine has taken its rows.
+    """
     dtype: gl.constexpr = v_bufs.dtype
     stage = step % STAGES
     s = _soften(s, factor, cap, CAP, FUSED)
@@ -405,6 +457,9 @@ def _attend_tile(s, acc, top, step, count, free_from, free_to, own, left, k_len,
     weights, top, shrink = _weigh(s, top, factor, FUSED, True)
     total = _sums(weights, BLOCK_N)
     pairs = _pack(weights, dtype, BLOCK_N)
+    if BEHIND:
+        hopper.tma.store_wait(0)
+        hopper.mbarrier.arrive(q_empty_before, count=1, pred=served > 0)
     if start + BLOCK_N > k_len:
         hopper.mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         _clean(v_bufs.index(stage), k_len - start, BLOCK_N, D_V)
@@ -455,7 +510,7 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
              CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
              CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
              LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr, AHEAD: gl.constexpr,
-             BULK: gl.constexpr, HELD: gl.constexpr):
+             BULK: gl.constexpr, HELD: gl.constexpr, ORDER: gl.constexpr):
     """Compute the W-th 64 rows of each tile.
 
     AHEAD, a tile's first scores are issued before the rows of the tile before it are written. BULK, rows leave through
@@ -468,8 +523,8 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
     # With one stage of queries the next ones only come where these were.
     ISSUE_AHEAD: gl.constexpr = AHEAD and Q_STAGES > 1
     EARLY: gl.constexpr = AHEAD and not BULK
-    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, turns = rings
-    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, turns, jobs, j_full, j_empty = rings
+    cu_q, cu_k, sequences, tiles, rows, window, _taken = work
     factor, cap = factors
     out_row, out_head, lse_row, lse_head = strides
     D: gl.constexpr = q_bufs.shape[3]
@@ -481,7 +536,10 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
     q_len = 0
     _k_start = 0
     k_len = 0
-    tile, block, exists = _turn_of(0, tiles, HEADS)
+    turn = 0
+    job = _next(turn, jobs, j_full, j_empty, ORDER)
+    tile, block = _place_of(job, tiles, rows, sequences, HEADS, TOKENS, ORDER)
+    exists = job < tiles * HEADS
     first = 0
     left = 0
     count = 0
@@ -494,13 +552,13 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
                           W, CONSUMERS, STAGES, BLOCK_N, TURNS, S_LAYOUT)
         s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
         hopper.mbarrier.arrive(k_freed.index(step % STAGES), count=1, pred=count > 0)
-    for turn in range(0, turns_each):
+    while exists:
         if not ISSUE_AHEAD:
-            tile, block, exists = _turn_of(turn, tiles, HEADS)
+            tile, block = _place_of(job, tiles, rows, sequences, HEADS, TOKENS, ORDER)
             if (tile < base) | (tile >= end):
                 base, end, q_start, q_len, _k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
             first = (tile - base) * TOKENS
-            left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+            left, count = _keys(first, q_len, k_len, True, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         mine = first + W * (64 // PACK)
         stage = served % Q_STAGES * CONSUMERS + W
         acc = gl.zeros([64, D_V], gl.float32, O_LAYOUT)
@@ -518,24 +576,25 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
                                   turns, W, CONSUMERS, STAGES, BLOCK_N, TURNS, S_LAYOUT)
                 s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
                 hopper.mbarrier.arrive(k_freed.index(step % STAGES), count=1)
-            if BULK and Q_STAGES > 1:
-                hopper.tma.store_wait(0)
-                hopper.mbarrier.arrive(q_empty.index((served - 1) % Q_STAGES * CONSUMERS + W), count=1, pred=served > 0)
             acc, top, total, step = _attend_tile(
                 s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                q_buf, q_empty.index(stage), k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns,
-                W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                CAUSAL, WINDOW, CAP, FUSED, TURNS, HOLD, LATE, HELD, EARLY, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+                q_buf, q_empty.index(stage), q_empty.index((served + Q_STAGES - 1) % Q_STAGES * CONSUMERS + W), served,
+                k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                CAUSAL, WINDOW, CAP, FUSED, TURNS, HOLD, LATE, HELD, EARLY, BULK and Q_STAGES > 1,
+                S_LAYOUT, O_LAYOUT, P_LAYOUT)
             if not EARLY and not BULK:
                 hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
         to_block = block
         to_start = q_start
         to_len = q_len
-        there = exists & (mine < q_len)
+        there = mine < q_len
         seen = count
+        turn += 1
+        job = _next(turn, jobs, j_full, j_empty, ORDER)
+        exists = job < tiles * HEADS
         if ISSUE_AHEAD:
-            tile, block, exists = _turn_of(turn + 1, tiles, HEADS)
+            tile, block = _place_of(job, tiles, rows, sequences, HEADS, TOKENS, ORDER)
             if exists & ((tile < base) | (tile >= end)):
                 base, end, q_start, q_len, _k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
             first = (tile - base) * TOKENS
@@ -573,20 +632,21 @@ def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon_jit(do_not_specialize=("sequences", "tiles", "turns_each", "rows", "window"))
+@gluon_jit(do_not_specialize=("sequences", "tiles", "rows", "window"))
 def _attend(
-    q_desc, k_desc, v_desc, out_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+    q_desc, k_desc, v_desc, out_desc, out, lse, sinks, cu_q, cu_k, taken, sequences, tiles, rows, window, factor, cap,
     out_row, out_head, lse_row, lse_head,
     DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     FUSED: gl.constexpr, SINKS: gl.constexpr,
     LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr, AHEAD: gl.constexpr,
-    BULK: gl.constexpr, HELD: gl.constexpr, REGISTERS: gl.constexpr,
+    BULK: gl.constexpr, HELD: gl.constexpr, ORDER: gl.constexpr, REGISTERS: gl.constexpr,
 ):
     """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
-    ``q_desc, out_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one head. With a
-    window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``.
+    ``q_desc, out_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one
+    head. With a window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``. ORDER says who
+    gets which tile: 0 back and forth, 1 dealt over sequences, 2 first come, first served, counted in ``taken``, zeros.
     """
     D: gl.constexpr = q_desc.block_type.shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
@@ -604,9 +664,12 @@ def _attend(
     k_freed = _barriers(CONSUMERS, STAGES)
     v_freed = _barriers(CONSUMERS, STAGES)
     turns = _barriers(1, CONSUMERS)
+    jobs = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    j_full = _barriers(1, 2)
+    j_empty = _barriers(CONSUMERS, 2)
     hopper.fence_async_shared()
-    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, turns)
-    work = (cu_q, cu_k, sequences, tiles, turns_each, rows, window)
+    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, turns, jobs, j_full, j_empty)
+    work = (cu_q, cu_k, sequences, tiles, rows, window, taken)
     factors = (factor, cap)
     strides = (out_row, out_head, lse_row, lse_head)
     # Constants stay constants in a partition only where the call itself spells them out.
@@ -614,26 +677,26 @@ def _attend(
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD)),
+                        LATE, AHEAD, BULK, HELD, ORDER)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD)),
+                        LATE, AHEAD, BULK, HELD, ORDER)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
-                        BLOCK_N, CAUSAL, WINDOW, HOLD)),
+                        BLOCK_N, CAUSAL, WINDOW, HOLD, ORDER)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD)),
+                        LATE, AHEAD, BULK, HELD, ORDER)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD)),
+                        LATE, AHEAD, BULK, HELD, ORDER)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
                         CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD)),
+                        LATE, AHEAD, BULK, HELD, ORDER)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
-                        BLOCK_N, CAUSAL, WINDOW, HOLD)),
+                        BLOCK_N, CAUSAL, WINDOW, HOLD, ORDER)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 # fmt: on
 
