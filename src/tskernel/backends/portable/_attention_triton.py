@@ -293,9 +293,8 @@ def _attend(
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
-    ``work`` holds the parts; their LSEs follow from ``work_lse`` on, and from ``work_deal`` on what ``_deal`` found.
-    The lengths are loaded here and not in a function: torch's analysis of what a program writes follows an address back
-    through calls, and would take what they load from for written.
+    ``work`` holds the parts, from ``work_lse`` on their LSEs, from ``work_deal`` on what ``_deal`` found. Lengths are
+    loaded here: torch's analysis of what a program writes would take what a function loads them from for written.
     """
     scale, cap = tl.full([], scale, tl.float32), tl.full([], cap, tl.float32)  # Inductor passes numbers in double
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
