@@ -311,9 +311,8 @@ def _attend(
         tile, tiles, split = tile // splits, tiles // splits, tile % splits
     if RAGGED:  # noqa: SIM102
         if seq == tl.num_programs(2) - 1:
-            kv_heads = heads // GROUP
             _clear(out, lse, part_lse, tl.load(cu_q + seq), rows, heads, out_row, out_head, lse_row, lse_head,
-                   kv_head + tile * kv_heads, kv_heads * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
+                   kv_head + tile * (heads // GROUP), heads // GROUP * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
     q_start = (tl.load(cu_q + seq) if RAGGED else seq * q_len).to(tl.int64)
     q_len = (tl.load(cu_q + seq + 1) - q_start).to(tl.int32) if RAGGED else q_len
