@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tskernel
 from tskernel._torch import runners
-from tskernel.dispatch.spec import argument_names
+from tskernel.dispatch.spec import KernelSpec, argument_names
 from tskernel.library import Op, ops
 
 
@@ -59,3 +59,21 @@ def test_an_output_whose_size_no_look_covers_is_worked_out_for_every_call(monkey
     make = runners._allocator(op, arguments, op.allocate(arguments))
     arguments[place] += 5
     assert make(arguments).shape == (arguments[place],)
+
+
+def test_a_kernel_writes_rows_of_consecutive_elements_wherever_the_caller_wants_them() -> None:
+    """``out`` may have any strides: a kernel that writes dense rows must not touch what lies between its elements."""
+    seen: list[tuple[int, ...]] = []
+
+    def kernel(x: Tensor, *, out: Tensor) -> None:
+        seen.append(out.stride())
+        out.as_strided(out.shape, (out.stride(0), 1)).copy_(2 * x)  # what `out + column` addresses
+
+    spec = KernelSpec("test/out", "activation", "silu_and_mul", "test", "cpu", kernel, writes_out=True)
+    run = runners.make_runner(ops["silu_and_mul"], spec, "out")
+    x, wide = torch.randn(3, 4), torch.full((3, 8), -7.0)
+    run(x, wide[:, ::2])
+    assert torch.equal(wide[:, ::2], 2 * x) and bool((wide[:, 1::2] == -7).all())
+    run(x, wide[:, :4])
+    assert torch.equal(wide[:, :4], 2 * x) and bool((wide[:, 5::2] == -7).all())
+    assert seen == [(4, 1), (8, 1)]

@@ -28,8 +28,9 @@ def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **
 def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
     """Return the runner of a form through a kernel.
 
-    Allocation and copies live here, so that a kernel states only how it produces its result. A runner serves calls
-    whose tensors and options look like those of its first call, and remembers what that allocated.
+    Allocation and copies live here, so that a kernel states only how it produces its result: the last stride of an
+    ``out`` that it is given is 1, whatever the caller's is. A runner serves calls whose tensors and options look like
+    those of its first call, and remembers what that allocated.
     """
     extra = ("out", "lse") if form == "lse" and spec.writes_out else ("return_lse",) if form == "lse" else ()
     kernel = by_position(op, spec, extra or (("out",) if spec.writes_out else ()))
@@ -38,6 +39,15 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
 
     def copy(*a: Any) -> None:
         a[count].copy_(kernel(*a[:count]))
+
+    def fill(*a: Any) -> None:
+        out: Tensor = a[count]
+        if out.dim() == 0 or out.stride(-1) == 1:
+            kernel(*a)
+            return
+        staged = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        kernel(*a[:count], staged)
+        out.copy_(staged)
 
     def write(*a: Any) -> Any:
         nonlocal allocate
@@ -57,7 +67,7 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
     if form == "lse":
         return write_both if spec.writes_out else lambda *a: kernel(*a, True)
     if form == "out":
-        return kernel if spec.writes_out else copy
+        return fill if spec.writes_out else copy
     return write if spec.writes_out else kernel
 
 
