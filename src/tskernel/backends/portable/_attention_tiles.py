@@ -238,5 +238,7 @@ def program_flags(c: Config, kv: Keys, value_width: int, chip: Chip, q_float32: 
         "NATIVE": chip.fp8_pairs,
         "WIDE": few,
         # Tiles of one KV head one after another share its keys in the cache; under a window they share few.
+        "AHEAD": 0,
+        "APART": False,
         "KV_FIRST": kv.page > 0 or kv.window >= 0 or value_width <= 64,
     }

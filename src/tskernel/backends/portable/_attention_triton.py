@@ -112,13 +112,62 @@ def _byte(pairs, HIGH: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @jit
+def _scores(q, q_tail, k_ptr, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
+            CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, APART: tl.constexpr):
+    """Return the keys of a tile and their scores before the mask.
+
+    APART: two factored products instead of one running sum, which would tie the layout of the first to the second's.
+    """
+    k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if APART:
+        s = s * factor
+    if D_TAIL > 0:
+        k_tail = _load_tile(k_ptr, rows, inside, D, D_MAIN, D_TAIL, CHECKED).to(q.dtype)
+        if APART:
+            s += tl.dot(q_tail, tl.trans(k_tail), input_precision="ieee") * factor
+        else:
+            s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
+    return k, _soften(s, 1.0 if APART else factor, cap, CAP, FUSED)
+
+
+@jit
+def _weights(s, top, total, factor, per_row, exists, FUSED: tl.constexpr, WIDE: tl.constexpr, CHECKED: tl.constexpr,
+             HIDDEN: tl.constexpr, APART: tl.constexpr):
+    """Return the weights of scores, the factor of what came before, the new maxima and sums.
+
+    HIDDEN: only ``exists`` says whether the tile has a key. APART: weights pass a branch, so that the compiler, which
+    gives both products of a chain all warps along the rows, does not see the chain, and shares out the keys.
+    """
+    high = tl.max(s, 1)
+    if HIDDEN:
+        high = tl.where(exists, high, float("-inf"))
+    new = tl.maximum(top, high * per_row if FUSED else high)
+    base = tl.where(new == float("-inf"), 0.0, new) if CHECKED else new
+    if APART:
+        if exists:
+            p = tl.exp2(s - base[:, None])
+            shrink = tl.exp2(top - base)
+        else:  # zeros and ones that the compiler does not keep in shared memory
+            p = tl.where(s > float("inf"), 1.0, 0.0)
+            shrink = tl.where(top > float("inf"), 0.0, 1.0)
+    else:
+        shrink = tl.exp2(top - base)
+        if HIDDEN:
+            base = tl.where(exists, base, float("inf"))
+        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
+    total = total * shrink[:, None] + p if WIDE else total * shrink + tl.sum(p, 1)
+    return p, shrink, new, total
+
+
+@jit
 def _walk(
     acc, odd, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, per_row, cap, window, pages,
     k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    SAME: tl.constexpr, NARROW: tl.constexpr, MASKED: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
 
@@ -134,30 +183,18 @@ def _walk(
     for n in range(lo, hi, BLOCK_N):
         page, slot, inside = _place(entry, n, left, right, pages, PAGE, BLOCK_N, WHOLE, MASKED)
         # A page outside the cache hides its tile as a whole, which costs no work on scores.
-        page_exists = entry.to(tl.uint32, bitcast=True) < pages if WHOLE else True
+        exists = entry.to(tl.uint32, bitcast=True) < pages if WHOLE else pages > 0
         if PAGE > 0:  # a round ahead: the next tile's addresses must not wait for the table
             entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
-        k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if D_TAIL > 0:
-            k_tail = _load_tile(k_ptr, rows, inside, D, D_MAIN, D_TAIL, CHECKED).to(q.dtype)
-            s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
-        s = _soften(s, factor, cap, CAP, FUSED)
+        k, s = _scores(q, q_tail, k_ptr, rows, inside, factor, cap, D, D_MAIN, D_TAIL, CHECKED, CAP, FUSED or APART,
+                       APART)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
         elif PAGE > 0 and not WHOLE:
             s = tl.where(inside[None, :], s, float("-inf"))
-        high = tl.max(s, 1)
-        if WHOLE and not MASKED:
-            high = tl.where(page_exists, high, float("-inf"))
-        new = tl.maximum(top, high * per_row if FUSED else high)
-        base = tl.where(new == float("-inf"), 0.0, new) if CHECKED else new
-        shrink = tl.exp2(top - base)
-        if WHOLE and not MASKED:
-            base = tl.where(page_exists, base, float("inf"))
-        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
-        total = total * shrink[:, None] + p if WIDE else total * shrink + tl.sum(p, 1)
+        p, shrink, top, total = _weights(s, top, total, factor, per_row, exists, FUSED and not APART, WIDE, CHECKED,
+                                         WHOLE and not MASKED, APART)
         if PAIRS:
             two = v_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
             at = rows // 2 if SAME else page * (v_page // 2) + slot * (v_row // 2)
@@ -172,8 +209,78 @@ def _walk(
                 at = rows if SAME else page * v_page + slot * v_row
                 v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
             acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
-        top = new
     return acc, odd, top, total
+
+
+@jit
+def _values(acc, p, shrink, v_ptr, v_row, n, left, right, like, DV: tl.constexpr, D_V: tl.constexpr,
+            BLOCK_N: tl.constexpr, CHECKED: tl.constexpr):
+    """Return the result with the values of the packed keys from ``n`` on, weighed."""
+    TYPE: tl.constexpr = tl.float16 if v_ptr.dtype.element_ty.is_fp8() and like == tl.bfloat16 else like
+    key = n + tl.arange(0, BLOCK_N)
+    inside = (key >= left) & (key < right) if CHECKED else key >= 0
+    v = _load_tile(v_ptr, key.to(tl.int64) * v_row, inside, DV, 0, D_V, CHECKED).to(TYPE)
+    return tl.dot(p.to(TYPE), v, acc=acc * shrink[:, None], input_precision="ieee")
+
+
+@jit
+def _ahead(
+    acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, lo, hi, left, right, own, factor, per_row, cap, window, k_row,
+    v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
+    D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr,
+):
+    """Walk over packed keys with the values a round behind the scores, so that their product runs beside the softmax."""
+    for n in range(lo, hi, BLOCK_N):
+        key = n + tl.arange(0, BLOCK_N)
+        inside = (key >= left) & (key < right) if MASKED else key >= 0
+        _, s = _scores(q, q_tail, k_ptr, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN, D_TAIL, MASKED, CAP,
+                       FUSED, False)
+        # All earlier keys exist; those before a window must not be read.
+        acc = _values(acc, p, shrink, v_ptr, v_row, n - BLOCK_N, left, right, q.dtype, DV, D_V, BLOCK_N, WINDOW)
+        if MASKED:
+            s = _hide(s, n, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
+        p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, MASKED, False, False)
+        p = p.to(CARRY)
+    return acc, p, shrink, top, total
+
+
+@jit
+def _walk_ahead(
+    acc, top, total, q, q_tail, k_ptr, v_ptr, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap, window,
+    k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
+    NARROW_P: tl.constexpr,
+):
+    """Attend to packed keys from ``lo`` to ``hi``, of which all rows see those from ``mid_lo`` to ``mid_hi``.
+
+    The weights of a block wait for the next block's scores: then their product with values and the next softmax, which
+    need nothing of each other, are under way together.
+    """
+    CARRY: tl.constexpr = q.dtype if NARROW_P else tl.float32
+    key = lo + tl.arange(0, BLOCK_N)
+    inside = (key >= left) & (key < hi)
+    _, s = _scores(q, q_tail, k_ptr, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN, D_TAIL, True, CAP, FUSED,
+                   False)
+    s = _hide(s, lo, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
+    p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, True, False, False)
+    p = p.to(CARRY)
+    n = lo + BLOCK_N
+    if WINDOW:
+        acc, p, shrink, top, total = _ahead(
+            acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, n, mid_lo, left, right, own, factor, per_row, cap,
+            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True)
+        n = tl.maximum(n, mid_lo)
+    acc, p, shrink, top, total = _ahead(
+        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, n, mid_hi, left, right, own, factor, per_row, cap, window,
+        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False)
+    acc, p, shrink, top, total = _ahead(
+        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, tl.maximum(n, mid_hi), hi, left, right, own, factor,
+        per_row, cap, window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY,
+        True)
+    last = lo + tl.maximum(0, (hi - lo - 1) // BLOCK_N) * BLOCK_N
+    acc = _values(acc, p, shrink, v_ptr, v_row, last, left, hi, q.dtype, DV, D_V, BLOCK_N, True)
+    return acc, top, total
 
 
 @jit
@@ -289,7 +396,7 @@ def _attend(
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
-    DEALT: tl.constexpr,
+    AHEAD: tl.constexpr, APART: tl.constexpr, DEALT: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
@@ -335,7 +442,7 @@ def _attend(
         queries, tail, k, v, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
         factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
         BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
-        WIDE, SAME)
+        WIDE, SAME, AHEAD, APART)
     acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
@@ -353,7 +460,7 @@ def _tile(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
     SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
-    WIDE: tl.constexpr, SAME: tl.constexpr,
+    WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
 ):
     """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
@@ -364,21 +471,26 @@ def _tile(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N] if WIDE else [BLOCK_M], tl.float32)
     odd = tl.zeros([BLOCK_M, D_V // 2], tl.float32) if PAIRS else top
+    if AHEAD > 0 and not SPLIT:
+        acc, top, total = _walk_ahead(
+            acc, top, total, queries, tail, k, v, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap,
+            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, AHEAD == 2)
+        return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
     if PHASES:
         if WINDOW:
             acc, odd, top, total = _walk(
                 acc, odd, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, per_row, cap,
                 window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True)
         acc, odd, top, total = _walk(
             acc, odd, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
             window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, False)
+            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, False)
         lo = mid_hi
     acc, odd, top, total = _walk(
         acc, odd, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, per_row, cap, window,
         pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
-        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True)
     return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 
