@@ -69,10 +69,15 @@ def case(
     kinds |= dict.fromkeys(("cu_q", "cu_k", "table", "lengths"), "*i32")
     kinds |= dict.fromkeys(("work", "q_scale", "k_scale", "v_scale"), "*fp32")
     kinds |= {"scale": "fp32", "cap": "fp32"}
+    if given["BOXED"]:
+        kinds |= {"k_box": f"tensordesc<{kv}[1, {c.block_n}, {main}]>", "v_box": f"tensordesc<{kv}[1, {c.block_n}, {sizes['D_V']}]>"}
+    else:
+        kinds |= {"k_box": "constexpr", "v_box": "constexpr"}
     function = device.DECLARED["attend"]
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
+    constants |= {} if given["BOXED"] else {"k_box": None, "v_box": None}
     if ones:
         constants |= dict.fromkeys(("rows", "heads", "q_len", "pages", "columns"), 1)
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}

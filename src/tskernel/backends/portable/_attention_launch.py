@@ -270,8 +270,9 @@ def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> li
     span = choice.tiles * (1 if spread else splits)
     places = choice.batch * splits if spread else choice.batch + (1 if ragged else 0)
     grid = (kv_heads, span, places) if choice.flags["KV_FIRST"] else (span, kv_heads, places)
+    boxes = (_box(k, c.block_n), _box(v, c.block_n)) if choice.flags["BOXED"] else (None, None)
     values = (
-        *given[:5], work, *given[5:], factor, how.cap * LOG2E, how.window, rows if ragged else 0, heads, q_len,
+        *given[:5], work, *given[5:], *boxes, factor, how.cap * LOG2E, how.window, rows if ragged else 0, heads, q_len,
         k.shape[0], columns, splits, choice.batch if spread else 0, spread, lse_at, deal_at, *q.stride()[:2],
         *_steps(k), *_steps(v), *out_strides, table_row, *map(_step, (given.q_scale, given.k_scale, given.v_scale)),
     )  # fmt: skip
@@ -287,6 +288,13 @@ def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> li
         options = {"DV": value_width, "D_V": d_v, "BLOCK": 16, **flags, "num_warps": 4}
         launches.append((device._join, (heads, rows), parts, options))
     return launches
+
+
+def _box(x: Tensor, rows: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    size, heads, width = x.shape
+    return TensorDescriptor(x, [heads, size, width], [x.stride(1), x.stride(0), 1], [1, rows, width])
 
 
 def _step(scale: Tensor | None) -> int:

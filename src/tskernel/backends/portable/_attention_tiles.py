@@ -240,5 +240,6 @@ def program_flags(c: Config, kv: Keys, value_width: int, chip: Chip, q_float32: 
         # Tiles of one KV head one after another share its keys in the cache; under a window they share few.
         "AHEAD": 0,
         "APART": False,
+        "BOXED": False,
         "KV_FIRST": kv.page > 0 or kv.window >= 0 or value_width <= 64,
     }

@@ -112,13 +112,23 @@ def _byte(pairs, HIGH: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @jit
-def _scores(q, q_tail, k_ptr, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
-            CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, APART: tl.constexpr):
+def _box(box, head, row, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Return the rows of one head that a descriptor [heads, rows, width] loads."""
+    return tl.reshape(box.load([head, row, 0]), [BLOCK_N, D])
+
+
+@jit
+def _scores(q, q_tail, k_ptr, k_box, kv_head, at, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr,
+            D_TAIL: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
+            APART: tl.constexpr, BOXED: tl.constexpr):
     """Return the keys of a tile and their scores before the mask.
 
     APART: two factored products instead of one running sum, which would tie the layout of the first to the second's.
     """
-    k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
+    if BOXED:
+        k = _box(k_box, kv_head, at, BLOCK_N, D_MAIN)
+    else:
+        k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if APART:
         s = s * factor
@@ -162,12 +172,12 @@ def _weights(s, top, total, factor, per_row, exists, FUSED: tl.constexpr, WIDE: 
 
 @jit
 def _walk(
-    acc, odd, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, per_row, cap, window, pages,
-    k_page, k_row, v_page, v_row,
+    acc, odd, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, table, lo, hi, left, right, own, factor,
+    per_row, cap, window, pages, k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr,
 ):
     """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
 
@@ -187,8 +197,8 @@ def _walk(
         if PAGE > 0:  # a round ahead: the next tile's addresses must not wait for the table
             entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
-        k, s = _scores(q, q_tail, k_ptr, rows, inside, factor, cap, D, D_MAIN, D_TAIL, CHECKED, CAP, FUSED or APART,
-                       APART)
+        k, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, rows, inside, factor, cap, D, D_MAIN, D_TAIL,
+                       BLOCK_N, CHECKED, CAP, FUSED or APART, APART, BOXED)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
         elif PAGE > 0 and not WHOLE:
@@ -205,6 +215,8 @@ def _walk(
         else:
             if SHARED_V:
                 v = k
+            elif BOXED:
+                v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
             else:
                 at = rows if SAME else page * v_page + slot * v_row
                 v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
@@ -213,31 +225,35 @@ def _walk(
 
 
 @jit
-def _values(acc, p, shrink, v_ptr, v_row, n, left, right, like, DV: tl.constexpr, D_V: tl.constexpr,
-            BLOCK_N: tl.constexpr, CHECKED: tl.constexpr):
+def _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n, left, right, like, DV: tl.constexpr,
+            D_V: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, BOXED: tl.constexpr):
     """Return the result with the values of the packed keys from ``n`` on, weighed."""
     TYPE: tl.constexpr = tl.float16 if v_ptr.dtype.element_ty.is_fp8() and like == tl.bfloat16 else like
     key = n + tl.arange(0, BLOCK_N)
     inside = (key >= left) & (key < right) if CHECKED else key >= 0
-    v = _load_tile(v_ptr, key.to(tl.int64) * v_row, inside, DV, 0, D_V, CHECKED).to(TYPE)
+    if BOXED:
+        v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
+    else:
+        v = _load_tile(v_ptr, key.to(tl.int64) * v_row, inside, DV, 0, D_V, CHECKED).to(TYPE)
     return tl.dot(p.to(TYPE), v, acc=acc * shrink[:, None], input_precision="ieee")
 
 
 @jit
 def _ahead(
-    acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, lo, hi, left, right, own, factor, per_row, cap, window, k_row,
-    v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
+    acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, hi, left, right, own, factor,
+    per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
     D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr,
+    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr,
 ):
     """Walk over packed keys with the values a round behind the scores, so that their product runs beside the softmax."""
     for n in range(lo, hi, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
         inside = (key >= left) & (key < right) if MASKED else key >= 0
-        _, s = _scores(q, q_tail, k_ptr, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN, D_TAIL, MASKED, CAP,
-                       FUSED, False)
+        _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, key.to(tl.int64) * k_row, inside, factor, cap, D,
+                       D_MAIN, D_TAIL, BLOCK_N, MASKED, CAP, FUSED, False, BOXED)
         # All earlier keys exist; those before a window must not be read.
-        acc = _values(acc, p, shrink, v_ptr, v_row, n - BLOCK_N, left, right, q.dtype, DV, D_V, BLOCK_N, WINDOW)
+        acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n - BLOCK_N, left, right, q.dtype, DV, D_V,
+                      BLOCK_N, WINDOW, BOXED and not WINDOW)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
         p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, MASKED, False, False)
@@ -247,10 +263,10 @@ def _ahead(
 
 @jit
 def _walk_ahead(
-    acc, top, total, q, q_tail, k_ptr, v_ptr, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap, window,
-    k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
+    acc, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own,
+    factor, per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
-    NARROW_P: tl.constexpr,
+    NARROW_P: tl.constexpr, BOXED: tl.constexpr,
 ):
     """Attend to packed keys from ``lo`` to ``hi``, of which all rows see those from ``mid_lo`` to ``mid_hi``.
 
@@ -260,26 +276,27 @@ def _walk_ahead(
     CARRY: tl.constexpr = q.dtype if NARROW_P else tl.float32
     key = lo + tl.arange(0, BLOCK_N)
     inside = (key >= left) & (key < hi)
-    _, s = _scores(q, q_tail, k_ptr, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN, D_TAIL, True, CAP, FUSED,
-                   False)
+    _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + lo, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN,
+                   D_TAIL, BLOCK_N, True, CAP, FUSED, False, BOXED)
     s = _hide(s, lo, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
     p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, True, False, False)
     p = p.to(CARRY)
     n = lo + BLOCK_N
     if WINDOW:
         acc, p, shrink, top, total = _ahead(
-            acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, n, mid_lo, left, right, own, factor, per_row, cap,
-            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True)
+            acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_lo, left, right, own, factor, per_row, cap,
+            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True, False)
         n = tl.maximum(n, mid_lo)
     acc, p, shrink, top, total = _ahead(
-        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, n, mid_hi, left, right, own, factor, per_row, cap, window,
-        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False)
+        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_hi, left, right, own, factor, per_row, cap, window,
+        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False, BOXED)
     acc, p, shrink, top, total = _ahead(
-        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, tl.maximum(n, mid_hi), hi, left, right, own, factor,
+        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, tl.maximum(n, mid_hi), hi, left, right, own, factor,
         per_row, cap, window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY,
-        True)
+        True, BOXED)
     last = lo + tl.maximum(0, (hi - lo - 1) // BLOCK_N) * BLOCK_N
-    acc = _values(acc, p, shrink, v_ptr, v_row, last, left, hi, q.dtype, DV, D_V, BLOCK_N, True)
+    acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, last, left, hi, q.dtype, DV, D_V, BLOCK_N, True,
+                  False)
     return acc, top, total
 
 
@@ -386,7 +403,7 @@ def _factor(scale, q_scale, k_scale, head, heads_mask, kv_head, q_scale_step, k_
 
 @jit
 def _attend(
-    q, k, v, out, lse, work, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
+    q, k, v, out, lse, work, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale, k_box, v_box,
     scale, cap, window, rows, heads, q_len, pages, columns, splits, batch, spread, work_lse, work_deal,
     q_row, q_head, k_page, k_row, k_head, v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row,
     q_scale_step, k_scale_step, v_scale_step,
@@ -396,7 +413,7 @@ def _attend(
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
-    AHEAD: tl.constexpr, APART: tl.constexpr, DEALT: tl.constexpr,
+    AHEAD: tl.constexpr, APART: tl.constexpr, BOXED: tl.constexpr, DEALT: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
@@ -435,14 +452,15 @@ def _attend(
     factor = _factor(scale, q_scale, k_scale, head, real, kv_head, q_scale_step, k_scale_step, Q_SCALE, K_SCALE)
     queries, tail, per_row = _queries(q, at, real, factor, D, D_MAIN, D_TAIL, HALF, FP8_Q)
     factor = per_row[:, None] if Q_SCALE or (HALF and q.dtype.element_ty == tl.bfloat16) else per_row
+    k_first = tl.cast(k_start, tl.int32)
     k = k + tl.cast(k_start, tl.int64) * k_row + kv_head.to(tl.int64) * k_head
     v = v + tl.cast(k_start, tl.int64) * v_row + kv_head.to(tl.int64) * v_head
     table = table + seq.to(tl.int64) * table_row if PAGE > 0 else table
     acc, row_lse = _tile(
-        queries, tail, k, v, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
+        queries, tail, k, v, k_box, v_box, kv_head, k_first, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
         factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
         BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
-        WIDE, SAME, AHEAD, APART)
+        WIDE, SAME, AHEAD, APART, BOXED)
     acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
@@ -454,13 +472,14 @@ def _attend(
 
 @jit
 def _tile(
-    queries, tail, k, v, table, sink_ptr, real, first, token, q_len, k_len, split, splits, factor, per_row, cap,
+    queries, tail, k, v, k_box, v_box, kv_head, start, table, sink_ptr, real, first, token, q_len, k_len, split, splits, factor, per_row, cap,
     window, pages, k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
     SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
     WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
+    BOXED: tl.constexpr,
 ):
     """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
@@ -473,24 +492,28 @@ def _tile(
     odd = tl.zeros([BLOCK_M, D_V // 2], tl.float32) if PAIRS else top
     if AHEAD > 0 and not SPLIT:
         acc, top, total = _walk_ahead(
-            acc, top, total, queries, tail, k, v, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap,
-            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, AHEAD == 2)
+            acc, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap,
+            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, AHEAD == 2,
+            BOXED)
         return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
     if PHASES:
         if WINDOW:
             acc, odd, top, total = _walk(
-                acc, odd, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, per_row, cap,
+                acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, mid_lo, left, right, own, factor, per_row, cap,
                 window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True)
+                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
+            False)
         acc, odd, top, total = _walk(
-            acc, odd, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
+            acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
             window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, False)
+            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, False,
+            BOXED)
         lo = mid_hi
     acc, odd, top, total = _walk(
-        acc, odd, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, per_row, cap, window,
+        acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, hi, left, right, own, factor, per_row, cap, window,
         pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
-        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True)
+        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
+            False)
     return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 
