@@ -241,5 +241,6 @@ def program_flags(c: Config, kv: Keys, value_width: int, chip: Chip, q_float32: 
         "AHEAD": 0,
         "APART": False,
         "BOXED": False,
+        "NEAR": False,
         "KV_FIRST": kv.page > 0 or kv.window >= 0 or value_width <= 64,
     }

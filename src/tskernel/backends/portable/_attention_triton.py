@@ -38,6 +38,13 @@ def _load_tile(ptr, offset, inside, D: tl.constexpr, FROM: tl.constexpr, BLOCK_D
 
 
 @jit
+def _near(ptr, n, step, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Load the rows from ``n`` on by one address and small distances, which take few registers."""
+    at = (tl.arange(0, BLOCK_N) * step)[:, None] + tl.arange(0, D)[None, :]
+    return tl.load((ptr + n * tl.cast(step, tl.int64)) + at)
+
+
+@jit
 def _entries(n, left, right, table, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE: tl.constexpr):
     """Return the table's entries for the keys from ``n`` on. WHOLE: a tile never leaves a page, one entry serves it."""
     if WHOLE:
@@ -120,13 +127,15 @@ def _box(box, head, row, BLOCK_N: tl.constexpr, D: tl.constexpr):
 @jit
 def _scores(q, q_tail, k_ptr, k_box, kv_head, at, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr,
             D_TAIL: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
-            APART: tl.constexpr, BOXED: tl.constexpr):
+            APART: tl.constexpr, BOXED: tl.constexpr, n, k_row, NEAR: tl.constexpr):
     """Return the keys of a tile and their scores before the mask.
 
     APART: two factored products instead of one running sum, which would tie the layout of the first to the second's.
     """
     if BOXED:
         k = _box(k_box, kv_head, at, BLOCK_N, D_MAIN)
+    elif NEAR:
+        k = _near(k_ptr, n, k_row, BLOCK_N, D_MAIN).to(q.dtype)
     else:
         k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -177,7 +186,7 @@ def _walk(
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
 
@@ -198,7 +207,7 @@ def _walk(
             entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
         k, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, rows, inside, factor, cap, D, D_MAIN, D_TAIL,
-                       BLOCK_N, CHECKED, CAP, FUSED or APART, APART, BOXED)
+                       BLOCK_N, CHECKED, CAP, FUSED or APART, APART, BOXED, n, k_row, NEAR and not CHECKED)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
         elif PAGE > 0 and not WHOLE:
@@ -217,6 +226,8 @@ def _walk(
                 v = k
             elif BOXED:
                 v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
+            elif NEAR and not CHECKED:
+                v = _near(v_ptr, n, k_row if SAME else v_row, BLOCK_N, D_V).to(V_TYPE)
             else:
                 at = rows if SAME else page * v_page + slot * v_row
                 v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
@@ -226,13 +237,15 @@ def _walk(
 
 @jit
 def _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n, left, right, like, DV: tl.constexpr,
-            D_V: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, BOXED: tl.constexpr):
+            D_V: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr):
     """Return the result with the values of the packed keys from ``n`` on, weighed."""
     TYPE: tl.constexpr = tl.float16 if v_ptr.dtype.element_ty.is_fp8() and like == tl.bfloat16 else like
     key = n + tl.arange(0, BLOCK_N)
     inside = (key >= left) & (key < right) if CHECKED else key >= 0
     if BOXED:
         v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
+    elif NEAR:
+        v = _near(v_ptr, n, v_row, BLOCK_N, D_V).to(TYPE)
     else:
         v = _load_tile(v_ptr, key.to(tl.int64) * v_row, inside, DV, 0, D_V, CHECKED).to(TYPE)
     return tl.dot(p.to(TYPE), v, acc=acc * shrink[:, None], input_precision="ieee")
@@ -243,17 +256,17 @@ def _ahead(
     acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, hi, left, right, own, factor,
     per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
     D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr,
+    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Walk over packed keys with the values a round behind the scores, so that their product runs beside the softmax."""
     for n in range(lo, hi, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
         inside = (key >= left) & (key < right) if MASKED else key >= 0
         _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, key.to(tl.int64) * k_row, inside, factor, cap, D,
-                       D_MAIN, D_TAIL, BLOCK_N, MASKED, CAP, FUSED, False, BOXED)
+                       D_MAIN, D_TAIL, BLOCK_N, MASKED, CAP, FUSED, False, BOXED, n, k_row, NEAR and not MASKED)
         # All earlier keys exist; those before a window must not be read.
         acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n - BLOCK_N, left, right, q.dtype, DV, D_V,
-                      BLOCK_N, WINDOW, BOXED and not WINDOW)
+                      BLOCK_N, WINDOW, BOXED and not WINDOW, NEAR and not MASKED and not WINDOW)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
         p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, MASKED, False, False)
@@ -266,7 +279,7 @@ def _walk_ahead(
     acc, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own,
     factor, per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
-    NARROW_P: tl.constexpr, BOXED: tl.constexpr,
+    NARROW_P: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Attend to packed keys from ``lo`` to ``hi``, of which all rows see those from ``mid_lo`` to ``mid_hi``.
 
@@ -277,7 +290,7 @@ def _walk_ahead(
     key = lo + tl.arange(0, BLOCK_N)
     inside = (key >= left) & (key < hi)
     _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + lo, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN,
-                   D_TAIL, BLOCK_N, True, CAP, FUSED, False, BOXED)
+                   D_TAIL, BLOCK_N, True, CAP, FUSED, False, BOXED, lo, k_row, False)
     s = _hide(s, lo, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
     p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, True, False, False)
     p = p.to(CARRY)
@@ -285,18 +298,18 @@ def _walk_ahead(
     if WINDOW:
         acc, p, shrink, top, total = _ahead(
             acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_lo, left, right, own, factor, per_row, cap,
-            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True, False)
+            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True, False, False)
         n = tl.maximum(n, mid_lo)
     acc, p, shrink, top, total = _ahead(
         acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_hi, left, right, own, factor, per_row, cap, window,
-        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False, BOXED)
+        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False, BOXED, NEAR)
     acc, p, shrink, top, total = _ahead(
         acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, tl.maximum(n, mid_hi), hi, left, right, own, factor,
         per_row, cap, window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY,
-        True, BOXED)
+        True, BOXED, False)
     last = lo + tl.maximum(0, (hi - lo - 1) // BLOCK_N) * BLOCK_N
     acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, last, left, hi, q.dtype, DV, D_V, BLOCK_N, True,
-                  False)
+                  False, False)
     return acc, top, total
 
 
@@ -413,7 +426,7 @@ def _attend(
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
-    AHEAD: tl.constexpr, APART: tl.constexpr, BOXED: tl.constexpr, DEALT: tl.constexpr,
+    AHEAD: tl.constexpr, APART: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr, DEALT: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
@@ -460,7 +473,7 @@ def _attend(
         queries, tail, k, v, k_box, v_box, kv_head, k_first, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
         factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
         BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
-        WIDE, SAME, AHEAD, APART, BOXED)
+        WIDE, SAME, AHEAD, APART, BOXED, NEAR)
     acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
@@ -479,7 +492,7 @@ def _tile(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
     SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
     WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
-    BOXED: tl.constexpr,
+    BOXED: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
@@ -494,7 +507,7 @@ def _tile(
         acc, top, total = _walk_ahead(
             acc, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap,
             window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, AHEAD == 2,
-            BOXED)
+            BOXED, NEAR)
         return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
     if PHASES:
         if WINDOW:
@@ -502,18 +515,18 @@ def _tile(
                 acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, mid_lo, left, right, own, factor, per_row, cap,
                 window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
                 CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
-            False)
+            False, False)
         acc, odd, top, total = _walk(
             acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
             window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
             CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, False,
-            BOXED)
+            BOXED, NEAR)
         lo = mid_hi
     acc, odd, top, total = _walk(
         acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, hi, left, right, own, factor, per_row, cap, window,
         pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
         SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
-            False)
+            False, False)
     return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 
