@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tskernel.backends.compile_case import CompileCase
 from tskernel.backends.cuda import _flash_gluon as device
-from tskernel.backends.portable._attention_tiles import multiprocessors
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.signature import same_formats
 
@@ -19,6 +18,7 @@ SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float1
 LOG2E: Final = 1.4426950408889634
 ALIGNED: Final = ("out_row", "out_head")
 FEW_TILES: Final = 4  # per multiprocessor: with fewer, how they fall decides
+OPEN: Final = 2  # the order in which programs take tiles from a counter
 KEYS_IN_CACHE: Final = 40 << 20  # bytes of keys and values that tiles side by side may read: most of the L2 cache
 
 
@@ -28,6 +28,11 @@ class Config(NamedTuple):
     Consumer warpgroups of 64 rows each; keys per block; stages of the key and value rings and of the queries' one;
     whether consumers take turns to issue products, and keep the values' product in flight beside the softmax; registers
     of a consumer thread.
+
+    ``late`` scales the accumulator under the next scores' product. ``ahead`` issues a tile's first scores before the
+    rows of the tile before it are written. ``bulk`` lets the copy engine write them, where it can. ``held`` columns of
+    the queries stay in registers. ``order`` says who gets which tile: 0 all programs in turns, back and forth; 1 the
+    same, the last tiles of all sequences first; 2 whoever is done takes the next.
     """
 
     consumers: int
@@ -37,6 +42,11 @@ class Config(NamedTuple):
     turns: bool
     hold: bool
     registers: int
+    late: bool = False
+    ahead: bool = False
+    bulk: bool = False
+    held: int = 0
+    order: int = 0
 
     @property
     def limit(self) -> int:
@@ -92,6 +102,12 @@ def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...
     return None
 
 
+@lru_cache(maxsize=64)
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @lru_cache(maxsize=256)
 def _layout(box: tuple[int, ...], dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
@@ -142,30 +158,42 @@ def attend(
     sequences = cu_q.shape[0] - 1
     tiles = rows // (c.consumers * 64 // pack) + sequences + 1
     side_by_side = heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack)
-    programs, turns = share_out(tiles * side_by_side, slots)
-    device._attend[(programs, heads // pack // side_by_side)](
+    jobs = tiles * side_by_side
+    programs = min(slots, jobs) if c.order else share_out(jobs, slots)
+    groups = heads // pack // side_by_side
+    taken = torch.zeros(groups, dtype=torch.int32, device=q.device) if c.order == OPEN else None
+    bulk = c.bulk and takes_bulk(out, q, wide, value_wide)
+    device._attend[(programs, groups)](
         tensor_map(q, (64 // pack, pack, wide)),
         tensor_map(k, (c.block_n, 1, wide)),
         tensor_map(v, (c.block_n, 1, value_wide)),
-        out, lse, None if sinks is None else sinks.contiguous(), cu_q, cu_k,
-        sequences, tiles, turns, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
+        tensor_map(out, (64 // pack, pack, value_wide)) if bulk else None,
+        out, lse, None if sinks is None else sinks.contiguous(), cu_q, cu_k, taken,
+        sequences, tiles, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
         *out.stride()[:2], *((0, 0) if lse is None else lse.stride()[:2]),
         DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages,
         STAGES=c.stages, CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0,
         SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, HOLD=c.hold, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        TURNS=c.turns, HOLD=c.hold, LATE=c.late, AHEAD=c.ahead, BULK=bulk, HELD=c.held, ORDER=c.order,
+        REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
 
 
-def share_out(tiles: int, slots: int) -> tuple[int, int]:
-    """Return programs per group of heads, and turns of each.
+def takes_bulk(out: Tensor, q: Tensor, wide: int, value_wide: int) -> bool:
+    """Return whether the copy engine can write ``out``, from buffers as wide as those of the queries."""
+    aligned = out.data_ptr() % 16 == 0 and out.stride(-1) == 1 and not any(s % 8 or s == 0 for s in out.stride()[:-1])
+    return aligned and out.dtype == q.dtype and wide == value_wide
+
+
+def share_out(tiles: int, slots: int) -> int:
+    """Return programs per group of heads.
 
     A program that stays saves the start of the next one. But going back and forth evens out tiles of unlike length only
     over several turns: with fewer, one program per tile leaves that to the hardware.
     """
     if tiles < FEW_TILES * slots:
-        return tiles, 1
-    return slots, -(-tiles // slots)
+        return tiles
+    return slots
 
 
 @lru_cache(maxsize=256)
@@ -188,15 +216,22 @@ def case(
         "k_desc": (c.block_n, 1, padded(width)),
         "v_desc": (c.block_n, 1, padded(value_width)),
     }
+    if c.bulk:
+        boxes["out_desc"] = (64 // pack, pack, padded(value_width))
     kinds = {n: f"tensordesc<bf16{list(b)},{_layout(b, torch.bfloat16)!r}>" for n, b in boxes.items()}
-    kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
+    kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32", "taken": "*i32"}
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
     given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers}
     given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "HOLD": c.hold, "REGISTERS": c.registers}
+    given |= {"LATE": c.late, "AHEAD": c.ahead, "BULK": c.bulk, "HELD": c.held, "ORDER": c.order}
     code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: given.get(n, False) for n in arguments if n.isupper()}
+    if not c.bulk:
+        constants["out_desc"] = None
+    if c.order != OPEN:
+        constants["taken"] = None
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
     options = {"num_warps": 4, "maxnreg": c.limit}
     return CompileCase(name, device.DECLARED["attend"], signature, constants, options, ALIGNED)
