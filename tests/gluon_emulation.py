@@ -123,8 +123,8 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
 
 def _store(pointer: Pointer, value: Tensor, mask: Any = True) -> None:
     offset = torch.as_tensor(pointer.offset)
-    offset, value, mask = torch.broadcast_tensors(offset, value, torch.as_tensor(mask))
-    pointer.storage[offset[mask]] = value[mask]
+    offset, value, mask = torch.broadcast_tensors(offset, torch.as_tensor(value), torch.as_tensor(mask))
+    pointer.storage[offset[mask]] = value[mask].to(pointer.storage.dtype)
 
 
 def _copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, to: Shared) -> None:
@@ -193,6 +193,7 @@ GL = types.SimpleNamespace(
     static_range=range,
     int32=torch.int32,
     int64=torch.int64,
+    float16=torch.float16,
     float32=torch.float32,
     program_id=lambda axis: torch.tensor(_place.program[axis]),
     num_programs=lambda axis: torch.tensor(_place.grid[axis]),
@@ -204,6 +205,7 @@ GL = types.SimpleNamespace(
     where=lambda c, a, b: torch.where(torch.as_tensor(c), torch.as_tensor(a), torch.as_tensor(b)),
     sum=lambda x, axis: x.sum(axis),
     max=lambda x, axis: x.amax(axis),
+    min=lambda x, axis: x.amin(axis),
     exp2=torch.exp2,
     log2=torch.log2,
     zeros=lambda shape, dtype, _layout: torch.zeros(shape, dtype=dtype),
@@ -215,6 +217,7 @@ GL = types.SimpleNamespace(
     allocate_shared_memory=_allocate,
     warp_specialize=_specialize,
     BlockedLayout=_layout,
+    DistributedLinearLayout=_layout,
     SliceLayout=_layout,
     NVMMADistributedLayout=_layout,
     NVMMASharedLayout=_layout,
