@@ -137,11 +137,14 @@ def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
     """Return rows that a program of the join takes, parts that it reads together, and warps that share those.
 
     With equal lengths a tile is cut into ``slots / tiles`` parts. Nine and more are too many for the registers of a
-    thread: then the four warps share the parts of one row, else each has a row of its own.
+    thread: then the four warps share the parts of one row, else each has a row of its own. A program takes more rows
+    where all would not run at the same time, eight to a multiprocessor: mostly they only find that nothing was cut.
     """
     parts = min(64, max(4, pow2(max(1, slots // (batch * tiles)))))
     spread = 4 if parts > 8 else 1
-    take = 4 // spread if batch * rows <= 4096 else 4 if batch * rows <= 16384 else 16
+    take = 4 // spread
+    while take < height_of(rows) and 2 * batch * -(-rows // take) > 8 * slots:
+        take *= 2
     return {"TAKE": take, "PARTS": parts, "SPREAD": spread}
 
 
