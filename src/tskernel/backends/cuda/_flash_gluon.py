@@ -49,31 +49,6 @@ def _search(tile, cu_q, cu_k, sequences, rows, TOKENS: gl.constexpr):
 
 
 @gluon_jit
-def _job(turn):
-    """Return a program's job in a turn: back and forth over the programs, so that none always gets the longest."""
-    programs = gl.num_programs(0)
-    program = gl.program_id(0)
-    return turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-
-
-@gluon_jit
-def _place_of(job, tiles, rows, sequences, HEADS: gl.constexpr, TOKENS: gl.constexpr, ORDER: gl.constexpr):
-    """Return the tile and the block of heads of a job, from the last tile on, which sees the most keys.
-
-    ``HEADS`` blocks of heads go side by side: what they read stays in the L2 cache. DEALT, the last tiles of all
-    sequences come first, then those before them, as if all were equally long.
-    """
-    at = job // HEADS
-    tile = tiles - 1 - at
-    if ORDER == 1:
-        many = gl.maximum(sequences, 1)
-        each = rows // many // TOKENS + 1
-        dealt = at % many * each + each - 1 - at // many
-        tile = gl.where(at < each * many, dealt, tile + each * many)
-    return tile, gl.program_id(1) * HEADS + job % HEADS
-
-
-@gluon_jit
 def _take(taken):
     """Return the next job that no program of this group of heads has; the first ones are as many as programs."""
     return gl.num_programs(0) + gl.atomic_add(taken + gl.program_id(1), 1, sem="relaxed")
@@ -89,16 +64,13 @@ def _publish(job, turn, jobs, j_full, j_empty):
 
 
 @gluon_jit
-def _next(turn, jobs, j_full, j_empty, ORDER: gl.constexpr):
+def _next(turn, jobs, j_full, j_empty):
     """Return the job of a consumer's turn."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    if ORDER == 2:
-        hopper.mbarrier.wait(j_full.index(turn % 2), (turn // 2) & 1)
-        job = gl.max(jobs.index(turn % 2).load(LAYOUT), 0)
-        hopper.mbarrier.arrive(j_empty.index(turn % 2), count=1)
-        return job
-    else:
-        return _job(turn)
+    hopper.mbarrier.wait(j_full.index(turn % 2), (turn // 2) & 1)
+    job = gl.max(jobs.index(turn % 2).load(LAYOUT), 0)
+    hopper.mbarrier.arrive(j_empty.index(turn % 2), count=1)
+    return job
 
 
 @gluon_jit
@@ -117,12 +89,15 @@ def _keys(first, q_len, k_len, exists, window,
 
 @gluon_jit
 def _open(job, base, end, q_start, q_len, k_start, k_len, work,
-          HEADS: gl.constexpr, TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-          ORDER: gl.constexpr):
-    """Return a job's block of heads, first token, first key and number of blocks of keys, and its sequence."""
+          HEADS: gl.constexpr, TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Return a job's block of heads, first token, first key and number of blocks of keys, and its sequence.
+
+    The last tiles, which see the most keys, are the first jobs. ``HEADS`` blocks of heads go side by side: what they
+    read stays in the L2 cache.
+    """
     cu_q, cu_k, sequences, tiles, rows, window, _taken = work
     exists = job < tiles * HEADS
-    tile, block = _place_of(job, tiles, rows, sequences, HEADS, TOKENS, ORDER)
+    tile, block = tiles - 1 - job // HEADS, gl.program_id(1) * HEADS + job % HEADS
     if exists & ((tile < base) | (tile >= end)):
         base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
     first = (tile - base) * TOKENS
@@ -141,26 +116,23 @@ def _fetch(desc, row, head, full, buffers, stage):
 def _produce(q_desc, k_desc, v_desc, rings, work,
              HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
              Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-             WINDOW: gl.constexpr, HOLD: gl.constexpr, ORDER: gl.constexpr):
+             WINDOW: gl.constexpr):
     """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead.
 
-    What frees a stage of the keys is done with the values before it too, unless those may still be in use (HOLD).
+    What frees a stage of the keys is done with the values before it too.
     """
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
-    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, _turns, jobs, j_full, j_empty = rings
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, _turns, jobs, j_full, j_empty = rings
     tiles, taken = work[3], work[6]
     step = 0
     served = 0
     turn = 0
-    job = _job(0)
+    job = gl.program_id(0)
     block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
-        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW, ORDER)
-    if ORDER == 2:
-        _publish(job, turn, jobs, j_full, j_empty)
+        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    _publish(job, turn, jobs, j_full, j_empty)
     while job < tiles * HEADS:
         turn += 1
-        if ORDER != 2:
-            job = _job(turn)
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
@@ -175,26 +147,19 @@ def _produce(q_desc, k_desc, v_desc, rings, work,
                 ahead = step + 1
                 hopper.mbarrier.wait(k_freed.index(ahead % STAGES), ((ahead // STAGES) & 1) ^ 1)
                 _fetch(k_desc, at - BLOCK_N, kv_head, k_full, k_bufs, ahead % STAGES)
-                if HOLD:
-                    hopper.mbarrier.wait(v_freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
                 _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
                 at -= BLOCK_N
                 step = ahead
-            if ORDER == 2:
-                # The answer takes no longer than the stage to become free.
-                job = _take(taken)
-            if HOLD:
-                hopper.mbarrier.wait(v_freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
-            else:
-                hopper.mbarrier.wait(k_freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
+            # The answer takes no longer than the stage to become free.
+            job = _take(taken)
+            hopper.mbarrier.wait(k_freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
             _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
             step += 1
-        elif ORDER == 2:
+        else:
             job = _take(taken)
-        if ORDER == 2:
-            _publish(job, turn, jobs, j_full, j_empty)
+        _publish(job, turn, jobs, j_full, j_empty)
         block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
-            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW, ORDER)
+            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
 
 
 @gluon_jit
@@ -209,15 +174,8 @@ def _sums(weights, BLOCK_N: gl.constexpr):
 
 
 @gluon_jit
-def _hold(total):
-    """Return sums as they are, but not before they are there.
-
-    The assembler would move a wait for a product ahead of the softmax that is to run beside it. It keeps a wait behind
-    an instruction with an effect: here a sleep that never comes, since the sums are not negative.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; @never nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f",
-        [total], dtype=gl.float32, is_pure=False, pack=1)
+def _fade(total, shrink):
+    return total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
 
 
 @gluon_jit
@@ -304,31 +262,10 @@ def _scale_rows(acc, by, O_LAYOUT: gl.constexpr):
 
 
 @gluon_jit
-def _scores(q, q_buf, k_buf, HELD: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Issue the product of queries and keys; the first HELD columns of the queries come from registers, as ``q``.
-
-    Queries that each block reads again cost as much of the shared memory's bandwidth as 64 keys.
-    """
-    D: gl.constexpr = q_buf.shape[1]
-    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-    if HELD == 0:
-        s = hopper.warpgroup_mma(q_buf, k_buf.permute((1, 0)), s, use_acc=False, is_async=True)
-    elif HELD == D:
-        s = hopper.warpgroup_mma(q, k_buf.permute((1, 0)), s, use_acc=False, is_async=True)
-    else:
-        s = hopper.warpgroup_mma(q, k_buf.slice(0, HELD, 1).permute((1, 0)), s, use_acc=False, is_async=True)
-        for i in gl.static_range(1, D // HELD):
-            s = hopper.warpgroup_mma(q_buf.slice(i * HELD, HELD, 1), k_buf.slice(i * HELD, HELD, 1).permute((1, 0)), s,
-                                     is_async=True)
-    return s
-
-
-@gluon_jit
 def _walk(acc, pairs, top, total, shrink, step, blocks_from, blocks_to, own, left, window, factor, cap,
-          q, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns,
+          q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns,
           W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
-          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr,
-          LATE: gl.constexpr, HELD: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -339,29 +276,21 @@ def _walk(acc, pairs, top, total, shrink, step, blocks_from, blocks_to, own, lef
         hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
         if TURNS:
             hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
-        s = _scores(q, q_buf, k_bufs.index(stage), HELD, BLOCK_N, S_LAYOUT)
+        s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
         if LATE:
             acc = _scale_rows(acc, shrink, O_LAYOUT)
         hopper.mbarrier.wait(v_full.index(last), ((step - 1) // STAGES) & 1)
         acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(last), acc, is_async=True)
         if TURNS:
             hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-        if HOLD:
-            s = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[s])
-        else:
-            s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
+        s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
         hopper.mbarrier.arrive(k_freed.index(stage), count=1)
         s = _soften(s, factor, cap, CAP, FUSED)
         if MASKED:
             s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
         weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
-        fade = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))
-        total = total * fade[:, None] + _sums(weights, BLOCK_N)
-        if HOLD:
-            # Packed only behind the product that still reads the last pairs: these then need no registers of their own.
-            total = _hold(total)
-            acc, weights = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
-            hopper.mbarrier.arrive(v_freed.index(last), count=1)
+        total = _fade(total, shrink) + _sums(weights, BLOCK_N)
         pairs = _pack(weights, dtype, BLOCK_N)
         if not LATE:
             acc = _scale_rows(acc, shrink, O_LAYOUT)
@@ -446,38 +375,25 @@ def _write(acc, top, total, seen, out, out_desc, lse, sinks, buffer, to, strides
 
 
 @gluon_jit
-def _arrived(s, step, there, k_freed, STAGES: gl.constexpr):
-    """Wait for a tile's first scores, and give their keys back."""
-    s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
-    hopper.mbarrier.arrive(k_freed.index(step % STAGES), count=1, pred=there)
-    return s
-
-
-@gluon_jit
 def _attend_tile(s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                 q_buf, q_empty, q_empty_before, served, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns,
+                 q_buf, q_empty_before, served, k_bufs, v_bufs, k_full, v_full, k_freed, turns,
                  W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                  D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-                 FUSED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr,
-                 HELD: gl.constexpr, EARLY: gl.constexpr, BEHIND: gl.constexpr,
+                 FUSED: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Go through a tile's key blocks, the last first, scores of a block with the values of the one before.
 
-    EARLY, the queries' stage is given back before the last values are added; BEHIND, that of the tile before, when the
-    copy engine has taken its rows.
+    BULK, the stage of the queries before these is given back when the copy engine has taken that tile's rows from it.
     """
     dtype: gl.constexpr = v_bufs.dtype
     stage = step % STAGES
     s = _soften(s, factor, cap, CAP, FUSED)
     start = left + (count - 1) * BLOCK_N
     s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
-    q = q_buf
-    if HELD:
-        q = q_buf.slice(0, HELD, 1).load(gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2))
     weights, top, shrink = _weigh(s, top, factor, FUSED, True)
     total = _sums(weights, BLOCK_N)
     pairs = _pack(weights, dtype, BLOCK_N)
-    if BEHIND:
+    if BULK:
         hopper.tma.store_wait(0)
         hopper.mbarrier.arrive(q_empty_before, count=1, pred=served > 0)
     if start + BLOCK_N > k_len:
@@ -487,27 +403,23 @@ def _attend_tile(s, acc, top, step, count, free_from, free_to, own, left, k_len,
     if CAUSAL:
         acc, pairs, top, total, shrink, step = _walk(
             acc, pairs, top, total, shrink, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor,
-            cap, q, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, HOLD, LATE, HELD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     acc, pairs, top, total, shrink, step = _walk(
         acc, pairs, top, total, shrink, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor,
-        cap, q, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-        WINDOW, CAP, FUSED, False, TURNS, HOLD, LATE, HELD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+        WINDOW, CAP, FUSED, False, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
         acc, pairs, top, total, shrink, step = _walk(
             acc, pairs, top, total, shrink, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor,
-            cap, q, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, HOLD, LATE, HELD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-    if EARLY:
-        hopper.mbarrier.arrive(q_empty, count=1)
+            cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if LATE:
         acc = _scale_rows(acc, shrink, O_LAYOUT)
     stage = (step - 1) % STAGES
     hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
     acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
     acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-    if HOLD:
-        hopper.mbarrier.arrive(v_freed.index(stage), count=1)
     return acc, top, gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S_LAYOUT)), step
 
 
@@ -542,20 +454,23 @@ def _last_keys(mine, shift, k_len, PACK: gl.constexpr, CAUSAL: gl.constexpr, S_L
 
 
 @gluon_jit
-def _first_scores(step, served, there, rings, W: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
+def _first_scores(step, served, rings, W: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
                   STAGES: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Issue the scores of a tile's last block of keys; of whatever lies in the buffers where there is no tile."""
-    q_bufs, k_bufs, _v, q_full, _e, k_full, _f, _k, _g, turns, _j, _jf, _je = rings
+    """Return the scores of a tile's last block of keys."""
+    q_bufs, k_bufs, _v, q_full, _e, k_full, _f, k_freed, turns, _j, _jf, _je = rings
     of = served % Q_STAGES * CONSUMERS + W
     stage = step % STAGES
-    hopper.mbarrier.wait(q_full.index(of), (served // Q_STAGES) & 1, pred=there)
-    hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1, pred=there)
+    hopper.mbarrier.wait(q_full.index(of), (served // Q_STAGES) & 1)
+    hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
     if TURNS:
-        hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0), pred=there)
+        hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
     q_buf = q_bufs.index(of).reshape([64, q_bufs.shape[3]])
-    s = _scores(q_buf, q_buf, k_bufs.index(stage), 0, BLOCK_N, S_LAYOUT)
+    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     if TURNS:
-        hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1, pred=there)
+        hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+    s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
+    hopper.mbarrier.arrive(k_freed.index(stage), count=1)
     return s
 
 
@@ -564,29 +479,22 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
              W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, HEADS: gl.constexpr, PACK: gl.constexpr,
              CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
              CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-             LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr, AHEAD: gl.constexpr,
-             BULK: gl.constexpr, HELD: gl.constexpr, ORDER: gl.constexpr):
+             LSE: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr):
     """Compute the W-th 64 rows of each tile.
 
-    AHEAD, a tile's first scores are issued before the rows of the tile before it are written. BULK, rows leave through
-    the buffer of their queries, which is free again only when the copy engine has read it: during the next tile.
+    BULK, rows leave through the buffer of their queries, which is free again only when the copy engine has read it:
+    during the next tile.
     """
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    ISSUE_AHEAD: gl.constexpr = AHEAD and Q_STAGES > 1  # one stage: the next queries come where these were
-    EARLY: gl.constexpr = AHEAD and not BULK
-    q_bufs, k_bufs, v_bufs, _q_full, q_empty, k_full, v_full, k_freed, v_freed, turns, jobs, j_full, j_empty = rings
+    q_bufs, k_bufs, v_bufs, _q_full, q_empty, k_full, v_full, k_freed, turns, jobs, j_full, j_empty = rings
     tiles, window = work[3], work[5]
     step, turn, served = 0, 0, 0
-    job = _next(turn, jobs, j_full, j_empty, ORDER)
+    job = _next(turn, jobs, j_full, j_empty)
     block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
-        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW, ORDER)
-    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-    if ISSUE_AHEAD:
-        s = _first_scores(step, served, count > 0, rings, W, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, TURNS, S_LAYOUT)
-        s = _arrived(s, step, count > 0, k_freed, STAGES)
+        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
     while job < tiles * HEADS:
         mine = first + W * (64 // PACK)
         stage = served % Q_STAGES * CONSUMERS + W
@@ -595,34 +503,23 @@ def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
             shift = k_len - q_len
             own = _last_keys(mine, shift, k_len, PACK, CAUSAL, S_LAYOUT)
             free_from, free_to = _free(first, q_len, shift, left, count, k_len, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
-            q_buf = q_bufs.index(stage).reshape([64, q_bufs.shape[3]])
-            if not ISSUE_AHEAD:
-                s = _first_scores(step, served, True, rings, W, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, TURNS, S_LAYOUT)
-                s = _arrived(s, step, True, k_freed, STAGES)
+            s = _first_scores(step, served, rings, W, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, TURNS, S_LAYOUT)
             acc, top, total, step = _attend_tile(
                 s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factors[0], factors[1],
-                q_buf, q_empty.index(stage), q_empty.index((served + Q_STAGES - 1) % Q_STAGES * CONSUMERS + W), served,
-                k_bufs, v_bufs, k_full, v_full, k_freed, v_freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                CAUSAL, WINDOW, CAP, FUSED, TURNS, HOLD, LATE, HELD, EARLY, BULK and Q_STAGES > 1,
-                S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            if not EARLY and not BULK:
+                q_bufs.index(stage).reshape([64, q_bufs.shape[3]]),
+                q_empty.index((served + Q_STAGES - 1) % Q_STAGES * CONSUMERS + W), served,
+                k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                CAUSAL, WINDOW, CAP, FUSED, TURNS, LATE, BULK, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            if not BULK:
                 hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
-        to = (block, q_start, q_len, mine)
-        seen = count
+        to, seen = (block, q_start, q_len, mine), count
         turn += 1
-        job = _next(turn, jobs, j_full, j_empty, ORDER)
+        job = _next(turn, jobs, j_full, j_empty)
         block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
-            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW, ORDER)
-        if ISSUE_AHEAD:
-            s = _first_scores(step, served, count > 0, rings, W, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, TURNS, S_LAYOUT)
+            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
         _write(acc, top, total, seen, out, out_desc, lse, sinks, q_bufs.index(stage), to, strides,
                DV, D_V, PACK, SINKS, LSE, BULK, S_LAYOUT, O_LAYOUT)
-        if BULK and Q_STAGES == 1:
-            hopper.tma.store_wait(0)
-            hopper.mbarrier.arrive(q_empty.index(stage), count=1, pred=seen > 0)
-        if ISSUE_AHEAD:
-            s = _arrived(s, step, count > 0, k_freed, STAGES)
     if BULK:
         hopper.tma.store_wait(0)
 
@@ -643,14 +540,13 @@ def _attend(
     DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, LATE: gl.constexpr, AHEAD: gl.constexpr,
-    BULK: gl.constexpr, HELD: gl.constexpr, ORDER: gl.constexpr, REGISTERS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
+    """Work through tiles; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
     ``q_desc, out_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one
-    head. With a window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``. ORDER says who
-    gets which tile: 0 back and forth, 1 dealt over sequences, 2 first come, first served, counted in ``taken``, zeros.
+    head. With a window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``. A program
+    that is done takes the next tile, counted in ``taken``, zeros at first.
     """
     D: gl.constexpr = q_desc.block_type.shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
@@ -666,13 +562,12 @@ def _attend(
     k_full = _barriers(1, STAGES)
     v_full = _barriers(1, STAGES)
     k_freed = _barriers(CONSUMERS, STAGES)
-    v_freed = _barriers(CONSUMERS, STAGES)
     turns = _barriers(1, CONSUMERS)
     jobs = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     j_full = _barriers(1, 2)
     j_empty = _barriers(CONSUMERS, 2)
     hopper.fence_async_shared()
-    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, v_freed, turns, jobs, j_full, j_empty)
+    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, turns, jobs, j_full, j_empty)
     work = (cu_q, cu_k, sequences, tiles, rows, window, taken)
     factors = (factor, cap)
     strides = (out_row, out_head, lse_row, lse_head)
@@ -680,27 +575,27 @@ def _attend(
     if CONSUMERS == 2:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD, ORDER)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD, ORDER)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
-                        BLOCK_N, CAUSAL, WINDOW, HOLD, ORDER)),
+                        BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD, ORDER)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD, ORDER)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD,
-                        LATE, AHEAD, BULK, HELD, ORDER)),
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
-                        BLOCK_N, CAUSAL, WINDOW, HOLD, ORDER)),
+                        BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
 # fmt: on
 
