@@ -37,7 +37,7 @@ def chosen(batch: int, context: int, group: int, kv_heads: int, width: int, *, p
         (chosen(256, 1024, 8, 8, 64), (16, 64, 4, 3), Cut(1, 0)),
         (chosen(64, 4096, 8, 8, 64, window=127), (16, 64, 4, 4), Cut(1, 0)),
         (chosen(128, 4096, 8, 1, 128), (16, 64, 4, 4), Cut(1, 0)),
-        (chosen(16, 4096, 8, 8, 128, q_len=4), (32, 64, 4, 4), Cut(1, 0)),
+        (chosen(16, 4096, 8, 8, 128, q_len=4), (64, 64, 4, 4), Cut(1, 0)),
         (chosen(64, 32768, 8, 8, 128, q_len=4, ragged=True), (32, 64, 4, 3), Cut(1, 0)),
         (chosen(16, 8192, 8, 8, 128, q_len=64, ragged=True), (64, 64, 4, 3), Cut(1, 0)),
         (chosen(1, 8192, 8, 8, 128, q_len=8192, page=0), (128, 64, 8, 3), Cut(1, 0)),

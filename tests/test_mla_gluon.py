@@ -88,6 +88,31 @@ def test_the_emulated_kernel_equals_the_oracle(case: str) -> None:
 
 
 @pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("lens", "heads"), [([700], 40), ([900, 0, 64], 40), ([700], 16), ([900, 0, 64], 5)])
+def test_a_tile_may_have_more_parts_than_the_join_reads_together(
+    lens: list[int], heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent, "multiprocessors", lambda _device: 12)
+    given = call(lens, heads, 1, 64)
+    rest = {"max_seqlen_k": max(lens), "kv_lora_rank": 512, "qk_nope_head_dim": 128, "softmax_scale": 0.07}
+    want, want_lse = oracle("mla_decode_with_kvcache", **given, **rest, return_lse=True)
+    got, got_lse = attend(given, latent.Plan(1, 4))
+    compare(got, want)
+    compare(got_lse, want_lse, dtype=torch.float16)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("power", [-40, 40])
+def test_parts_keep_values_that_fp16_could_not(power: int) -> None:
+    given = call([200, 64, 0, 130], 40, 1, 64)
+    plan = latent.Plan(1, 100)
+    want, _ = attend(given, plan)
+    given["kv_cache"] = given["kv_cache"] * 2.0**power
+    got, _ = attend(given, plan, 0.07 * 2.0**-power)
+    compare(got * 2.0**-power, want)
+
+
+@pytest.mark.usefixtures("programs")
 def test_an_empty_batch_of_requests_writes_zeros() -> None:
     out, lse = attend(call([0, 0], 16, 1, 64))
     compare(out, torch.zeros_like(out), exact=True)
@@ -128,4 +153,5 @@ def test_a_tensor_map_is_made_once_and_does_not_keep_the_tensor() -> None:
 @pytest.mark.parametrize(("batch", "rows"), [(1, 128), (1, 16), (16, 128), (64, 128), (300, 256)])
 def test_the_join_covers_all_columns_and_rows(batch: int, rows: int) -> None:
     sizes = latent.join_sizes(batch, rows, -(-rows // latent.height_of(rows)), 132)
-    assert 4 % sizes["WARPS"] == 0 and latent.height_of(rows) % sizes["TAKE"] == 0
+    assert sizes["TAKE"] % (4 // sizes["SPREAD"]) == 0 and latent.height_of(rows) % sizes["TAKE"] == 0
+    assert sizes["PARTS"] % sizes["SPREAD"] == 0

@@ -102,9 +102,12 @@ def settle(c: Config, programs: int, cut: Cut, slots: int) -> Config:
     """Return tiles with the stages that suit the number of programs that read at once; measured on an H200.
 
     Three stages leave room for a third program on a multiprocessor: better for parts, which are short, and for tiles of
-    32 rows that take several rounds.
+    32 rows that take several rounds. A program that runs alone has 64 rows instead, half of them empty, for the product
+    of a warpgroup, which reads keys and values where they are.
     """
     parts = cut.splits > 1 and cut.spread <= 16
+    if c.block_m == 32 and c.stages == 4 and c.block_n == 64 and programs <= slots:
+        c = c._replace(block_m=64)
     if c.stages == 4 and c.block_n == 64 and (parts or (c.block_m == 32 and programs > slots)):
         return c._replace(stages=3)
     return c
