@@ -63,6 +63,9 @@ CASES = {
     "verify, two tiles": ([1, 3, 66, 0, 129], 30, 3, 64, latent.DEFAULT),
     "page 16": ([1, 17, 64, 100], 20, 2, 16, latent.Plan(1, 1)),
     "page 128": ([127, 129, 300], 40, 1, 128, latent.Plan(1, 1)),
+    "three lanes, flat line": ([200, 64, 0, 130], 50, 3, 64, latent.Plan(1, 0)),
+    "three lanes of two tiles, chunks": ([200, 64], 70, 5, 64, latent.Plan(1, 100)),
+    "three lanes of two tiles, flat line": ([200, 64, 0, 129, 500], 70, 5, 64, latent.Plan(1, 0)),
     "few rows, one key": ([1], 4, 1, 64, latent.DEFAULT),
     "few rows, one request cut three times": ([1000], 16, 1, 64, latent.Plan(1, 4)),
     "few rows, chunks": ([200, 64, 0, 130], 16, 1, 64, latent.Plan(1, 100)),
@@ -85,6 +88,28 @@ def test_the_emulated_kernel_equals_the_oracle(case: str) -> None:
     got, got_lse = attend(given, plan)
     compare(got, want)
     compare(got_lse, want_lse, dtype=torch.float16)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("slots", [4, 7])
+@pytest.mark.parametrize("plan", [latent.Plan(1, 0), latent.Plan(1, 100)])
+def test_lanes_of_programs_share_out_the_same_keys(
+    slots: int, plan: latent.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent, "multiprocessors", lambda _device: slots)
+    monkeypatch.setattr(latent, "lanes_of", lambda tiles, _slots: tiles)
+    lens = [300, 64, 0, 129, 190]
+    given = call(lens, 60, 2, 64)
+    rest = {"max_seqlen_k": max(lens), "kv_lora_rank": 512, "qk_nope_head_dim": 128, "softmax_scale": 0.07}
+    want, want_lse = oracle("mla_decode_with_kvcache", **given, **rest, return_lse=True)
+    got, got_lse = attend(given, plan)
+    compare(got, want)
+    compare(got_lse, want_lse, dtype=torch.float16)
+
+
+def test_no_lane_leaves_many_multiprocessors_idle() -> None:
+    assert [latent.lanes_of(tiles, 132) for tiles in (1, 2, 3, 4, 5, 8, 50, 127)] == [1, 2, 3, 4, 5, 8, 25, 127]
+    assert [latent.lanes_of(tiles, 78) for tiles in (2, 7, 64)] == [2, 7, 4]
 
 
 @pytest.mark.usefixtures("programs")

@@ -189,12 +189,13 @@ def _load(kv, page0, page1, page2, page3, n, to, bar, COLUMN: gl.constexpr, WIDT
 @gluon_jit
 def _produce(
     q, q_rope, kv, kv_rope, q_s, q_rope_s, kv_s, rope_s, full, empty, q_bar, lens, table, table_row, columns, tiles,
-    rows, item0, lo0, item1, hi1, PAGE: gl.constexpr,
+    lanes, rows, item0, lo0, item1, hi1, PAGE: gl.constexpr,
 ):
     """Load queries and keys, each as soon as its place is free."""
     piece, use0, use1 = 0, 0, 0
     for item in range(item0, item1 + 1):
         seq, tile, keys, _all, lo, hi = _piece(item, item0, lo0, item1, hi1, lens, columns, tiles, PAGE)
+        tile = tile * lanes + gl.program_id(0) % lanes
         if hi > lo:
             count = (keys + PAGE - 1) // PAGE
             own = table + seq.to(gl.int64) * table_row
@@ -358,7 +359,7 @@ def _store(
 @gluon_jit
 def _consume(
     q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part, notes,
-    columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
+    columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     item0, lo0, item1, hi1, SIDE: gl.constexpr, PAGE: gl.constexpr, LSE: gl.constexpr,
 ):
     """Attend with one warpgroup: half of the columns, every other block's scores."""
@@ -368,6 +369,7 @@ def _consume(
     piece, use0, use1 = 0, 0, 0
     for item in range(item0, item1 + 1):
         seq, tile, keys, blocks, lo, hi = _piece(item, item0, lo0, item1, hi1, lens, columns, tiles, PAGE)
+        tile = tile * lanes + gl.program_id(0) % lanes
         if hi > lo:
             hopper.mbarrier.wait(q_bar.index(0), piece & 1)
             sees = keys - (q_len - 1) + (tile * 64 + gl.arange(0, 64, N)) // heads
@@ -407,13 +409,17 @@ def _consume(
 
 
 @gluon_jit(do_not_specialize=(
-    "batch", "columns", "table_row", "tiles", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
+    "batch", "columns", "table_row", "tiles", "lanes", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
 def _decode(
-    q, q_rope, kv, kv_rope, out, lse, part, notes, shares, table, lens, factor, batch, columns, table_row, tiles, rows,
-    heads, q_len, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
+    q, q_rope, kv, kv_rope, out, lse, part, notes, shares, table, lens, factor, batch, columns, table_row, tiles,
+    lanes, rows, heads, q_len, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr, LSE: gl.constexpr,
 ):
-    """One program per multiprocessor: share out the blocks, then load with one warp and attend with two warpgroups."""
+    """One program per multiprocessor: share out the blocks, then load with one warp and attend with two warpgroups.
+
+    A request's rows make ``tiles * lanes`` tiles. Each lane of programs shares out the same ``tiles`` in the same way:
+    programs side by side read the same keys at the same time, all but one from the cache.
+    """
     _let_join_start()
     blocks = _lengths(lens, batch, columns, PAGE, BLOCK_B)  # under way while the barriers are made
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -438,22 +444,22 @@ def _decode(
         hopper.mbarrier.init(done.index(i), count=1)
         hopper.mbarrier.init(q_bar.index(i), count=1 + i)
     hopper.fence_async_shared()
-    chunked, size, ends = _share(blocks, batch, shares, tiles, gl.num_programs(0), BLOCK_B, LEAST, EXTRA)
+    chunked, size, ends = _share(blocks, batch, shares, tiles, gl.num_programs(0) // lanes, BLOCK_B, LEAST, EXTRA)
     item0, lo0, item1, hi1 = _work(
-        gl.program_id(0), ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
+        gl.program_id(0) // lanes, ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
     gl.warp_specialize(
         [
             (_consume, (
                 q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part,
-                notes, columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token,
-                lse_head, item0, lo0, item1, hi1, gl.constexpr(0), PAGE, LSE)),
+                notes, columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq,
+                lse_token, lse_head, item0, lo0, item1, hi1, gl.constexpr(0), PAGE, LSE)),
             (_consume, (
                 q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part,
-                notes, columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token,
-                lse_head, item0, lo0, item1, hi1, gl.constexpr(1), PAGE, LSE)),
+                notes, columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq,
+                lse_token, lse_head, item0, lo0, item1, hi1, gl.constexpr(1), PAGE, LSE)),
             (_produce, (
                 q, q_rope, kv, kv_rope, q_s, q_rope_s, kv_s, rope_s, full, empty, q_bar, lens, table, table_row,
-                columns, tiles, rows, item0, lo0, item1, hi1, PAGE)),
+                columns, tiles, lanes, rows, item0, lo0, item1, hi1, PAGE)),
         ],
         [4, 1],
         [232, 40],
@@ -461,24 +467,26 @@ def _decode(
 
 
 @gluon_jit
-def _parts_of(seq, tile, n, shares):
+def _parts_of(seq, tile, n, shares, lanes):
     """Return a tile's parts, the program of the first, and whether that one keeps it as its second piece.
+
+    The parts are in programs of one lane, ``lanes`` apart.
 
     An empty request has no part, a tile that was not cut one.
     """
     start, size = gl.load(shares + 1 + seq), gl.load(shares)
     chunked, size = size < 0, gl.maximum(size, -size)
     cuts = gl.where(chunked, _ceil(n, size), n)
-    at = start + tile * cuts
+    at = start + tile // lanes * cuts
     parts = gl.where(chunked, cuts, (at + n - 1) // size - at // size + 1)
     program = gl.where(chunked, at, at // size)
     second = gl.where(chunked, 0, (at % size != 0).to(gl.int32))
-    return gl.where(n == 0, 0, parts), program, second
+    return gl.where(n == 0, 0, parts), program * lanes + tile % lanes, second
 
 
 @gluon_jit
 def _join_rows(
-    part, notes, parts, program, second, row, column, rows, size, T: gl.constexpr, HEIGHT: gl.constexpr,
+    part, notes, parts, program, lanes, second, row, column, rows, size, T: gl.constexpr, HEIGHT: gl.constexpr,
     PARTS: gl.constexpr, AT_ONCE: gl.constexpr,
 ):
     """Return 256 columns of AT_ONCE rows of the result, and log2 of their sums."""
@@ -488,7 +496,7 @@ def _join_rows(
     top, total = gl.full([AT_ONCE], float("-inf"), gl.float32, N), gl.zeros([AT_ONCE], gl.float32, N)
     for k in range(0, parts, PARTS):
         some = k + gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, T)))
-        slot = 2 * (program + some) + gl.where(some == 0, second, 0)
+        slot = 2 * (program + some * lanes) + gl.where(some == 0, second, 0)
         at = (slot * HEIGHT)[:, None] + (row % HEIGHT)[None, :]
         there = (some < parts)[:, None] & (row < rows)[None, :]
         own = part + (at.to(gl.int64) * 512)[:, :, None] + column[None, None, :]
@@ -509,9 +517,9 @@ def _join_rows(
     return acc * inverse[:, None], log2_sum
 
 
-@gluon_jit(do_not_specialize=("columns", "tiles", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
+@gluon_jit(do_not_specialize=("columns", "lanes", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
 def _join(
-    part, notes, shares, out, lse, lens, columns, tiles, slots, rows, heads, out_seq, out_token, out_head, lse_seq,
+    part, notes, shares, out, lse, lens, columns, lanes, slots, rows, heads, out_seq, out_token, out_head, lse_seq,
     lse_token, lse_head,
     HEIGHT: gl.constexpr, PAGE: gl.constexpr, LSE: gl.constexpr, TAKE: gl.constexpr, PARTS: gl.constexpr,
     SPREAD: gl.constexpr,
@@ -525,7 +533,7 @@ def _join(
     seq, row0 = gl.program_id(1), gl.program_id(0) * TAKE
     n = _blocks(gl.load(lens + seq), columns, PAGE)
     _wait_for_parts()
-    parts, program, second = _parts_of(seq, row0 // HEIGHT, n, shares)
+    parts, program, second = _parts_of(seq, row0 // HEIGHT, n, shares, lanes)
     if parts != 1:
         A: gl.constexpr = gl.SliceLayout(0, T)
         N: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, T))
@@ -534,7 +542,7 @@ def _join(
         for some in range(row0, gl.minimum(row0 + TAKE, rows), 4 // SPREAD):
             row = some + gl.arange(0, 4 // SPREAD, N)
             value, log2_sum = _join_rows(
-                part, notes, parts, program, second, row, column, rows, slots * (2 * HEIGHT), T, HEIGHT, PARTS,
+                part, notes, parts, program, lanes, second, row, column, rows, slots * (2 * HEIGHT), T, HEIGHT, PARTS,
                 4 // SPREAD)
             if LSE and gl.program_id(2) == 0:
                 at = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token + row % heads * lse_head

@@ -133,6 +133,11 @@ def height_of(rows: int) -> int:
     return next((height for height in FEW if rows <= height), BLOCK)
 
 
+def lanes_of(tiles: int, slots: int) -> int:
+    """Return how many of a request's tiles to work on at once, a divisor of all that leaves few of ``slots`` idle."""
+    return max(n for n in range(1, tiles + 1) if tiles % n == 0 and 16 * (slots % n) <= slots)
+
+
 def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
     """Return rows that a program of the join takes, parts that it reads together, and warps that share those.
 
@@ -208,18 +213,21 @@ def _prepare(
     tiles, columns = -(-rows // height), table.shape[1]
     queries, cache = _views(q, kv, height)
     strides = (*out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()))
+    lanes = lanes_of(tiles, slots)
+    # The program for few rows has one tile.
+    line = (tiles // lanes, lanes) if height == BLOCK else (tiles,)
     constants = _constants(kv.shape[1], batch, plan, lse is not None)
     sizes = join_sizes(batch, rows, tiles, slots)
     kind = torch.float16 if height == BLOCK else torch.float32
     part, notes, shares = (torch.empty(0, dtype=d, device=q.device) for d in (kind, torch.float32, torch.int32))
     decode = prepare(
         _program(height), (slots,), *queries.maps(q), *cache.maps(kv), out, lse, part, notes, shares, table, lens,
-        scale * LOG2E, batch, columns, table.stride(0), tiles, rows, heads, q_len, *strides,
+        scale * LOG2E, batch, columns, table.stride(0), *line, rows, heads, q_len, *strides,
         **constants, **_ring(height), num_warps=4,
     )  # fmt: skip
     join = prepare(
         device.DECLARED["join"], (-(-rows // sizes["TAKE"]), batch, 2),
-        part, notes, shares, out, lse, lens, columns, tiles, slots, rows, heads, *strides,
+        part, notes, shares, out, lse, lens, columns, lanes, slots, rows, heads, *strides,
         HEIGHT=height, PAGE=kv.shape[1], LSE=lse is not None, **sizes, num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return _Launches(queries, cache, decode, join, 2 * slots * height * 512, kind, 2 * slots * height * 3)
