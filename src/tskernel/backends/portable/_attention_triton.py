@@ -8,7 +8,8 @@ pages. A row of tiles may be cut along the keys (``splits``); a second, small pr
 is derived on the device from the true lengths: the host knows only bounds.
 
 Source: Dao et al. 2022 and Dao 2023 (tiling, online softmax), https://arxiv.org/abs/2307.08691; Dao et al. 2023
-(flash-decoding); Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867.
+(flash-decoding); Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Shah et al. 2024 (products beside the
+softmax), https://arxiv.org/abs/2407.08608, section 3.2.
 """
 
 from __future__ import annotations
@@ -38,10 +39,16 @@ def _load_tile(ptr, offset, inside, D: tl.constexpr, FROM: tl.constexpr, BLOCK_D
 
 
 @jit
-def _near(ptr, n, step, BLOCK_N: tl.constexpr, D: tl.constexpr):
-    """Load the rows from ``n`` on by one address and small distances, which take few registers."""
+def _load_near(ptr, n, step, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Load the whole rows from ``n`` on by one address and distances of 32 bits, which take few registers."""
     at = (tl.arange(0, BLOCK_N) * step)[:, None] + tl.arange(0, D)[None, :]
     return tl.load((ptr + n * tl.cast(step, tl.int64)) + at)
+
+
+@jit
+def _load_box(box, head, row, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Load rows of one head by a descriptor of [heads, rows, columns]."""
+    return tl.reshape(box.load([head, row, 0]), [BLOCK_N, D])
 
 
 @jit
@@ -119,25 +126,12 @@ def _byte(pairs, HIGH: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @jit
-def _box(box, head, row, BLOCK_N: tl.constexpr, D: tl.constexpr):
-    """Return the rows of one head that a descriptor [heads, rows, width] loads."""
-    return tl.reshape(box.load([head, row, 0]), [BLOCK_N, D])
-
-
-@jit
-def _scores(q, q_tail, k_ptr, k_box, kv_head, at, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr,
-            D_TAIL: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
-            APART: tl.constexpr, BOXED: tl.constexpr, n, k_row, NEAR: tl.constexpr):
-    """Return the keys of a tile and their scores before the mask.
+def _scores(q, q_tail, k, k_ptr, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
+            CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, APART: tl.constexpr):
+    """Return the scores of a tile before the mask.
 
     APART: two factored products instead of one running sum, which would tie the layout of the first to the second's.
     """
-    if BOXED:
-        k = _box(k_box, kv_head, at, BLOCK_N, D_MAIN)
-    elif NEAR:
-        k = _near(k_ptr, n, k_row, BLOCK_N, D_MAIN).to(q.dtype)
-    else:
-        k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if APART:
         s = s * factor
@@ -147,7 +141,7 @@ def _scores(q, q_tail, k_ptr, k_box, kv_head, at, rows, inside, factor, cap, D: 
             s += tl.dot(q_tail, tl.trans(k_tail), input_precision="ieee") * factor
         else:
             s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
-    return k, _soften(s, 1.0 if APART else factor, cap, CAP, FUSED)
+    return _soften(s, 1.0 if APART else factor, cap, CAP, FUSED or APART)
 
 
 @jit
@@ -155,8 +149,8 @@ def _weights(s, top, total, factor, per_row, exists, FUSED: tl.constexpr, WIDE: 
              HIDDEN: tl.constexpr, APART: tl.constexpr):
     """Return the weights of scores, the factor of what came before, the new maxima and sums.
 
-    HIDDEN: only ``exists`` says whether the tile has a key. APART: weights pass a branch, so that the compiler, which
-    gives both products of a chain all warps along the rows, does not see the chain, and shares out the keys.
+    HIDDEN: only ``exists`` says whether the tile has a key. APART: weights pass a branch, so that the compiler does not
+    see that one product feeds the other, for which it would let all warps compute all scores, and shares out the keys.
     """
     high = tl.max(s, 1)
     if HIDDEN:
@@ -181,18 +175,20 @@ def _weights(s, top, total, factor, per_row, exists, FUSED: tl.constexpr, WIDE: 
 
 @jit
 def _walk(
-    acc, odd, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, table, lo, hi, left, right, own, factor,
-    per_row, cap, window, pages, k_page, k_row, v_page, v_row,
+    acc, odd, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, per_row, cap, window, pages,
+    k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
 
     PAIRS: two columns of fp8 values are read as one number, so that whole words of shared memory feed the product, and
     ``acc`` and ``odd`` hold the even and the odd columns. WIDE: ``total`` keeps a sum per row and key of a tile, added
-    up at the end, so that no round waits for a sum over threads. SAME: keys and values have the same strides.
+    up at the end, so that no round waits for a sum over threads. SAME: keys and values have the same strides. NEAR: an
+    unmasked walk may rely on whole rows, and on a tile that spans less than 2^31 elements.
     """
     CHECKED: tl.constexpr = MASKED or PAGE > 0
     WHOLE: tl.constexpr = PAGE > 0 and PAGE % BLOCK_N == 0
@@ -206,8 +202,11 @@ def _walk(
         if PAGE > 0:  # a round ahead: the next tile's addresses must not wait for the table
             entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
-        k, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, rows, inside, factor, cap, D, D_MAIN, D_TAIL,
-                       BLOCK_N, CHECKED, CAP, FUSED or APART, APART, BOXED, n, k_row, NEAR and not CHECKED)
+        if NEAR and not CHECKED:
+            k = _load_near(k_ptr, n, k_row, BLOCK_N, D_MAIN)
+        else:
+            k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
+        s = _scores(q, q_tail, k, k_ptr, rows, inside, factor, cap, D, D_MAIN, D_TAIL, CHECKED, CAP, FUSED, APART)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
         elif PAGE > 0 and not WHOLE:
@@ -224,10 +223,8 @@ def _walk(
         else:
             if SHARED_V:
                 v = k
-            elif BOXED:
-                v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
             elif NEAR and not CHECKED:
-                v = _near(v_ptr, n, k_row if SAME else v_row, BLOCK_N, D_V).to(V_TYPE)
+                v = _load_near(v_ptr, n, k_row if SAME else v_row, BLOCK_N, D_V)
             else:
                 at = rows if SAME else page * v_page + slot * v_row
                 v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
@@ -236,80 +233,49 @@ def _walk(
 
 
 @jit
-def _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n, left, right, like, DV: tl.constexpr,
-            D_V: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr):
-    """Return the result with the values of the packed keys from ``n`` on, weighed."""
-    TYPE: tl.constexpr = tl.float16 if v_ptr.dtype.element_ty.is_fp8() and like == tl.bfloat16 else like
-    key = n + tl.arange(0, BLOCK_N)
-    inside = (key >= left) & (key < right) if CHECKED else key >= 0
-    if BOXED:
-        v = _box(v_box, kv_head, start + n, BLOCK_N, D_V)
-    elif NEAR:
-        v = _near(v_ptr, n, v_row, BLOCK_N, D_V).to(TYPE)
-    else:
-        v = _load_tile(v_ptr, key.to(tl.int64) * v_row, inside, DV, 0, D_V, CHECKED).to(TYPE)
-    return tl.dot(p.to(TYPE), v, acc=acc * shrink[:, None], input_precision="ieee")
-
-
-@jit
 def _ahead(
-    acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, hi, left, right, own, factor,
-    per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
-    D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    FUSED: tl.constexpr, CARRY: tl.constexpr, MASKED: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
+    acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, lo, hi, right, own, factor, per_row, cap,
+    D: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """Walk over packed keys with the values a round behind the scores, so that their product runs beside the softmax."""
+    """Walk over packed keys with the values a round behind: their product and the next softmax run side by side."""
     for n in range(lo, hi, BLOCK_N):
-        key = n + tl.arange(0, BLOCK_N)
-        inside = (key >= left) & (key < right) if MASKED else key >= 0
-        _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + n, key.to(tl.int64) * k_row, inside, factor, cap, D,
-                       D_MAIN, D_TAIL, BLOCK_N, MASKED, CAP, FUSED, False, BOXED, n, k_row, NEAR and not MASKED)
-        # All earlier keys exist; those before a window must not be read.
-        acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, n - BLOCK_N, left, right, q.dtype, DV, D_V,
-                      BLOCK_N, WINDOW, BOXED and not WINDOW, NEAR and not MASKED and not WINDOW)
+        k = _load_box(k_box, kv_head, start + n, BLOCK_N, D)
+        s = _soften(tl.dot(q, tl.trans(k), input_precision="ieee"), factor, cap, CAP, FUSED)
+        v = _load_box(v_box, kv_head, start + n - BLOCK_N, BLOCK_N, D_V)  # a block that is followed by another is whole
+        acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
         if MASKED:
-            s = _hide(s, n, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
+            inside = n + tl.arange(0, BLOCK_N) < right
+            s = _hide(s, n, inside, own, 0, 0, BLOCK_N, 0, CAUSAL, False, False)
         p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, MASKED, False, False)
-        p = p.to(CARRY)
     return acc, p, shrink, top, total
 
 
 @jit
 def _walk_ahead(
-    acc, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own,
-    factor, per_row, cap, window, k_row, v_row, D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr,
-    NARROW_P: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr,
+    acc, top, total, q, v_ptr, k_box, v_box, kv_head, start, mid, hi, own, factor, per_row, cap, v_row,
+    D: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
-    """Attend to packed keys from ``lo`` to ``hi``, of which all rows see those from ``mid_lo`` to ``mid_hi``.
+    """Attend to packed keys up to ``hi``, of which all rows see those before ``mid``. D and D_V are the true widths.
 
-    The weights of a block wait for the next block's scores: then their product with values and the next softmax, which
-    need nothing of each other, are under way together.
+    The weights of a block wait for the next block's scores, so one block's scores come before the loops, and one
+    block's values behind them. Rows of other sequences are read there as keys, and hidden, but never as values, where
+    a weight of 0 would not hide a NaN.
     """
-    CARRY: tl.constexpr = q.dtype if NARROW_P else tl.float32
-    key = lo + tl.arange(0, BLOCK_N)
-    inside = (key >= left) & (key < hi)
-    _, s = _scores(q, q_tail, k_ptr, k_box, kv_head, start + lo, key.to(tl.int64) * k_row, inside, factor, cap, D, D_MAIN,
-                   D_TAIL, BLOCK_N, True, CAP, FUSED, False, BOXED, lo, k_row, False)
-    s = _hide(s, lo, inside, own, left, window, BLOCK_N, 0, CAUSAL, WINDOW, False)
+    k = _load_box(k_box, kv_head, start, BLOCK_N, D)
+    s = _soften(tl.dot(q, tl.trans(k), input_precision="ieee"), factor, cap, CAP, FUSED)
+    s = _hide(s, 0, tl.arange(0, BLOCK_N) < hi, own, 0, 0, BLOCK_N, 0, CAUSAL, False, False)
     p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, True, False, False)
-    p = p.to(CARRY)
-    n = lo + BLOCK_N
-    if WINDOW:
-        acc, p, shrink, top, total = _ahead(
-            acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_lo, left, right, own, factor, per_row, cap,
-            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, True, False, False)
-        n = tl.maximum(n, mid_lo)
     acc, p, shrink, top, total = _ahead(
-        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, n, mid_hi, left, right, own, factor, per_row, cap, window,
-        k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY, False, BOXED, NEAR)
+        acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, BLOCK_N, mid, hi, own, factor, per_row, cap,
+        D, D_V, BLOCK_N, CAUSAL, CAP, FUSED, False)
     acc, p, shrink, top, total = _ahead(
-        acc, p, shrink, top, total, q, q_tail, k_ptr, v_ptr, k_box, v_box, kv_head, start, tl.maximum(n, mid_hi), hi, left, right, own, factor,
-        per_row, cap, window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, CARRY,
-        True, BOXED, False)
-    last = lo + tl.maximum(0, (hi - lo - 1) // BLOCK_N) * BLOCK_N
-    acc = _values(acc, p, shrink, v_ptr, v_box, kv_head, start, v_row, last, left, hi, q.dtype, DV, D_V, BLOCK_N, True,
-                  False, False)
+        acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, tl.maximum(mid, BLOCK_N), hi, hi, own, factor,
+        per_row, cap, D, D_V, BLOCK_N, CAUSAL, CAP, FUSED, True)
+    key = tl.maximum(0, (hi - 1) // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    v = _load_tile(v_ptr, key.to(tl.int64) * v_row, key < hi, D_V, 0, D_V, True)
+    acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
     return acc, top, total
 
 
@@ -426,7 +392,7 @@ def _attend(
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
-    AHEAD: tl.constexpr, APART: tl.constexpr, BOXED: tl.constexpr, NEAR: tl.constexpr, DEALT: tl.constexpr,
+    AHEAD: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr, DEALT: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
@@ -437,8 +403,7 @@ def _attend(
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
     if not KV_FIRST:
         kv_head, tile, tiles = tile, kv_head, tl.num_programs(0)
-    part_lse = work + work_lse if SPLIT else work
-    place = seq
+    part_lse, place = work + work_lse if SPLIT else work, seq
     if DEALT > 0:
         seq, split, splits = _deal(lengths, work, work_deal, place, (kv_head == 0) & (tile == 0), batch, spread,
                                    columns * PAGE, DEALT, BLOCK_N, SPLIT)
@@ -465,15 +430,15 @@ def _attend(
     factor = _factor(scale, q_scale, k_scale, head, real, kv_head, q_scale_step, k_scale_step, Q_SCALE, K_SCALE)
     queries, tail, per_row = _queries(q, at, real, factor, D, D_MAIN, D_TAIL, HALF, FP8_Q)
     factor = per_row[:, None] if Q_SCALE or (HALF and q.dtype.element_ty == tl.bfloat16) else per_row
-    k_first = tl.cast(k_start, tl.int32)
     k = k + tl.cast(k_start, tl.int64) * k_row + kv_head.to(tl.int64) * k_head
     v = v + tl.cast(k_start, tl.int64) * v_row + kv_head.to(tl.int64) * v_head
     table = table + seq.to(tl.int64) * table_row if PAGE > 0 else table
     acc, row_lse = _tile(
-        queries, tail, k, v, k_box, v_box, kv_head, k_first, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
-        factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
-        BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
-        WIDE, SAME, AHEAD, APART, BOXED, NEAR)
+        queries, tail, k, v, k_box, v_box, kv_head, tl.cast(k_start, tl.int32), table,
+        sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits, factor, per_row, cap, window,
+        pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M, BLOCK_N, SPLIT, PAGE, CAUSAL,
+        WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE, WIDE, SAME, AHEAD, APART,
+        NEAR)
     acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
@@ -485,14 +450,13 @@ def _attend(
 
 @jit
 def _tile(
-    queries, tail, k, v, k_box, v_box, kv_head, start, table, sink_ptr, real, first, token, q_len, k_len, split, splits, factor, per_row, cap,
-    window, pages, k_page, k_row, v_page, v_row,
+    queries, tail, k, v, k_box, v_box, kv_head, start, table, sink_ptr, real, first, token, q_len, k_len, split, splits,
+    factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
     SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
-    WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr,
-    BOXED: tl.constexpr, NEAR: tl.constexpr,
+    WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
@@ -503,30 +467,26 @@ def _tile(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N] if WIDE else [BLOCK_M], tl.float32)
     odd = tl.zeros([BLOCK_M, D_V // 2], tl.float32) if PAIRS else top
-    if AHEAD > 0 and not SPLIT:
+    if AHEAD:
         acc, top, total = _walk_ahead(
-            acc, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, lo, mid_lo, mid_hi, hi, left, right, own, factor, per_row, cap,
-            window, k_row, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, AHEAD == 2,
-            BOXED, NEAR)
+            acc, top, total, queries, v, k_box, v_box, kv_head, start, mid_hi, hi, own, factor, per_row, cap, v_row, D,
+            D_V, BLOCK_N, CAUSAL, CAP, FUSED)
         return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
     if PHASES:
         if WINDOW:
             acc, odd, top, total = _walk(
-                acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, mid_lo, left, right, own, factor, per_row, cap,
+                acc, odd, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, per_row, cap,
                 window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
-            False, False)
+                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, True)
         acc, odd, top, total = _walk(
-            acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
+            acc, odd, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
             window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, False,
-            BOXED, NEAR)
+            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, False)
         lo = mid_hi
     acc, odd, top, total = _walk(
-        acc, odd, top, total, queries, tail, k, v, k_box, v_box, kv_head, start, table, lo, hi, left, right, own, factor, per_row, cap, window,
+        acc, odd, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, per_row, cap, window,
         pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
-        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, True,
-            False, False)
+        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, True)
     return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 
