@@ -45,9 +45,9 @@ class Contender:
     """Something to time.
 
     ``source`` is "selected", "kernel" (one of ours or a wrapped one, by override), "peer", or "equal lengths": a peer's
-    other form, which is told on the host that all sequences are equally long, as the op never is. ``read`` brings a result
-    to ``[tokens, heads, width]``. ``dtype`` names another row of the tolerance table, for a peer that rounds its inputs
-    further.
+    other form, which is told on the host that all sequences are equally long, as the op never is. ``read`` brings a
+    result to ``[tokens, heads, width]``. ``dtype`` names another row of the tolerance table, for a peer that rounds its
+    inputs further.
     """
 
     name: str
