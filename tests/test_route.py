@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tskernel
-from tskernel._torch import route, runners
+from tskernel._torch import native_route, route, runners
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
 from tskernel.library import ops
 from tskernel.testing import compare
@@ -30,7 +30,8 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("rmsnorm", "mm", "mha_prefill"):
         KernelRegistry.get().kernels_of(name)
     KernelRegistry.get().forget_calls()
-    monkeypatch.setattr(route, "execute", noting)
+    for module in (route, native_route):
+        monkeypatch.setattr(module, "execute", noting)
     return found
 
 

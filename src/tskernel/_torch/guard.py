@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
+from tskernel._torch.gate import GATE
+
 Guard = Callable[..., bool]
 
 try:
@@ -64,8 +66,15 @@ def _python_guard(tensors: Sequence[Tensor]) -> Guard:
 def needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
     """Whether a call must go through ``torch.ops``.
 
-    Some tensor or mode that the dispatcher, not a kernel, has to see.
+    Some tensor or mode that the dispatcher, not a kernel, has to see. Where the C++ gate is built, both are asked.
     """
+    if GATE is not None and GATE.needs_dispatcher(autocast, *tensors):
+        return True
+    return python_needs_dispatcher(tensors, autocast=autocast)
+
+
+def python_needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
+    """Answer for ``needs_dispatcher`` by torch's state as Python shows it."""
     if torch._C._len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
         return True
     if torch._C._get_tracing_state() is not None or torch._C._is_torch_function_mode_enabled():

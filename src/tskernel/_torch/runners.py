@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from tskernel.library import Op
 
 Runner = Callable[..., Any]
+
+
+class Plan(NamedTuple):
+    """What a runner does, for a caller that can allocate results and set the device itself.
+
+    ``into`` takes the results behind the arguments, where the runner allocates them.
+    """
+
+    run: Runner
+    into: Runner | None
+    on_device: bool
+
+
+def plan_of(run: Runner) -> Plan:
+    """Return the parts of a runner."""
+    inner = getattr(run, "inner", None)
+    return Plan(inner or run, getattr(inner or run, "into", None), inner is not None)
 
 
 def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **extra: Any) -> Any:
@@ -45,6 +62,7 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
         kernel(*a, out, lse)
         return out, lse
 
+    vars(write)["into"] = vars(write_both)["into"] = kernel
     if form == "lse":
         return write_both if spec.writes_out else lambda *a: kernel(*a, True)
     if form == "out":
@@ -104,4 +122,5 @@ def on_device(run: Runner, device: torch.device) -> Runner:
         with torch.cuda.device(device):
             return run(*a)
 
+    vars(guarded)["inner"] = run
     return guarded
