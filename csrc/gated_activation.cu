@@ -5,7 +5,7 @@
 namespace tsk {
 
 template <typename T, int N>
-void launch_gated(const Tensor& x, const Source& s, T* out) {
+void launch_gated(const Tensor& x, const Source& s, const Result& out) {
     const Tiling t = tiling(s.rows, ceil_div(s.width, N));
     switch (s.activation) {
         case SILU:
@@ -21,17 +21,19 @@ void launch_gated(const Tensor& x, const Source& s, T* out) {
 
 void gated_activation(Tensor x, Tensor out, int64_t activation, bool interleaved, double alpha, double limit) {
     STD_TORCH_CHECK(activation >= SILU && activation <= SWIGLU_OAI, "tskernel_native: activation: expected 1 to 4");
-    STD_TORCH_CHECK(out.scalar_type() == x.scalar_type() && out.is_contiguous(),
-                    "tskernel_native: out: expected a contiguous tensor of the dtype of x");
+    STD_TORCH_CHECK(out.scalar_type() == x.scalar_type(), "tskernel_native: out: expected the dtype of x");
     const SourceView view(x, {activation, interleaved, alpha, limit});
+    const RowView to(out);
+    STD_TORCH_CHECK(to.rows == view.source.rows && to.width == view.source.width,
+                    "tskernel_native: out: expected half the columns of x");
     if (view.source.rows == 0) return;
+    const Result result{out.data_ptr(), to.map, to.column};
     for_float(view.type, [&](auto t) {
         using T = decltype(t);
-        T* to = static_cast<T*>(out.data_ptr());
-        if (view.wide && aligned(to, 16))
-            launch_gated<T, FULL<T>>(x, view.source, to);
+        if (view.wide && to.wide(result.data, FULL<T>, sizeof(T)))
+            launch_gated<T, FULL<T>>(x, view.source, result);
         else
-            launch_gated<T, 1>(x, view.source, to);
+            launch_gated<T, 1>(x, view.source, result);
     });
 }
 

@@ -92,14 +92,22 @@ TSK_DEVICE Tile tile_of(unsigned block, unsigned chunks) {
     return {int64_t(rows) * blockDim.y + threadIdx.y, int64_t(block - rows * chunks) * blockDim.x + threadIdx.x};
 }
 
+// Where results go, with any strides.
+struct Result {
+    void* data;
+    RowMap map;
+    int64_t column;
+};
+
 template <typename T, int N, int ACTIVATION>
-__global__ void __launch_bounds__(256) gated_kernel(TSK_ARGS Source source, T* out, unsigned chunks) {
+__global__ void __launch_bounds__(256) gated_kernel(TSK_ARGS Source source, TSK_ARGS Result result, unsigned chunks) {
     const Tile tile = tile_of(blockIdx.x, chunks);
     const int64_t i = tile.access * N;
     if (tile.row >= source.rows || i >= source.width) return;
     float y[N];
     read_source<T, N, ACTIVATION>(source, source_row<T>(source, tile.row), i, y);
-    store<T, N>(out + tile.row * source.width + i, pack<T, N>(y));
+    T* out = static_cast<T*>(result.data) + result.map.offset(tile.row);
+    store<T, N>(out + (N == 1 ? i * result.column : i), pack<T, N>(y));
 }
 
 }  // namespace tsk
