@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+if "TSKERNEL_TEST_GATE" in os.environ:  # an extension that a test built aside, so that the tree stays clean
+    found = importlib.util.spec_from_file_location("tskernel._gate", os.environ["TSKERNEL_TEST_GATE"])
+    sys.modules["tskernel._gate"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(sys.modules["tskernel._gate"])
 
 import tskernel  # noqa: F401  defines torch.ops.tokenspeed
 from tskernel.dispatch import policy

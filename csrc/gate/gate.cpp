@@ -50,8 +50,8 @@ bool read_outputs(PyObject* value, std::vector<Output>& outputs) {
         }
         outputs.emplace_back(THPVariable_Unpack(item));
     }
-    if (outputs.empty() || outputs.size() > kMaxTensors) {
-        PyErr_Format(PyExc_ValueError, "outputs: expected 1 to %zu tensors, got %zu", kMaxTensors, outputs.size());
+    if (outputs.empty() || outputs.size() > kMaxOutputs) {
+        PyErr_Format(PyExc_ValueError, "outputs: expected 1 to %zu tensors, got %zu", kMaxOutputs, outputs.size());
         return false;
     }
     return true;
@@ -59,8 +59,12 @@ bool read_outputs(PyObject* value, std::vector<Output>& outputs) {
 
 PyObject* memory_remember(PyObject* object, PyObject* given) {
     HANDLE_TH_ERRORS
-    PyObject *slots, *function, *outputs, *device;
-    if (!PyArg_ParseTuple(given, "O!OOO", &PyTuple_Type, &slots, &function, &outputs, &device)) return nullptr;
+    PyObject *slots, *function, *outputs, *device, *sources;
+    const char* name;
+    if (!PyArg_ParseTuple(given, "O!OOOzO!", &PyTuple_Type, &slots, &function, &outputs, &device, &name, &PyTuple_Type,
+                          &sources)) {
+        return nullptr;
+    }
     Memory& memory = *as_memory(object)->memory;
     if (static_cast<size_t>(PyTuple_GET_SIZE(slots)) != memory.kinds().size()) {
         return PyErr_Format(PyExc_TypeError, "expected %zu slots, got %zd", memory.kinds().size(),
@@ -70,6 +74,13 @@ PyObject* memory_remember(PyObject* object, PyObject* given) {
     plan.function = Object::share(function);
     if (!read_outputs(outputs, plan.outputs)) return nullptr;
     if (THPDevice_Check(device)) plan.device = reinterpret_cast<THPDevice*>(device)->device;
+    if (name != nullptr) {
+        plan.call = Call::bind(name, sources, memory.kinds(), slots);
+        if (PyErr_Occurred()) return nullptr;
+        if (!plan.call || plan.call->outputs() != plan.outputs.size()) {
+            return PyErr_Format(PyExc_TypeError, "%s: not registered, or not with these arguments and no result", name);
+        }
+    }
     return PyBool_FromLong(memory.remember(reinterpret_cast<PyTupleObject*>(slots)->ob_item, std::move(plan)));
     END_HANDLE_TH_ERRORS
 }
@@ -126,7 +137,7 @@ void memory_dealloc(PyObject* object) {
 }
 
 PyMethodDef memory_methods[] = {
-    {"remember", memory_remember, METH_VARARGS, "remember(slots, function, outputs, device) -> bool"},
+    {"remember", memory_remember, METH_VARARGS, "remember(slots, function, outputs, device, operator, sources) -> bool"},
     {"forget", memory_forget, METH_NOARGS, "forget() -> None"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -7,11 +7,13 @@
 #include <memory>
 #include <unordered_map>
 
+#include "call.h"
 #include "look.h"
 
 namespace tskernel {
 
 constexpr size_t kLimit = 1024;  // looks that an entry point remembers
+constexpr size_t kMaxOutputs = 4;
 constexpr size_t kHot = 4;       // and those it tries first: a layer calls with few shapes
 
 // What an output looks like. It follows from the look of the call, so that it need not be asked again.
@@ -25,9 +27,11 @@ struct Output {
     at::TensorOptions options;
 };
 
-// How to serve a call: a Python callable that takes the arguments and then the outputs, if they are to be allocated.
+// How to serve a call: a Python callable that takes the arguments and then the outputs, if they are to be allocated; or
+// a torch operator in its place.
 struct Plan {
     Object function;
+    std::optional<Call> call;
     std::vector<Output> outputs;
     std::optional<c10::Device> device;  // to be the current one during the call
 };
@@ -95,6 +99,7 @@ class Memory {
 
     PyObject* run(const Plan& plan, PyObject* const* arguments) const {
         c10::OptionalDeviceGuard guard(plan.device);
+        if (plan.call) return run_operator(plan, arguments);
         if (!plan.outputs.empty()) return run_into_new(plan, arguments);
         const bool buffered = has_buffer_ && arguments[passed_ - 1] != Py_None;
         const size_t count = passed_ - (has_buffer_ && !buffered);
@@ -112,21 +117,39 @@ class Memory {
   private:
     PyObject* run_into_new(const Plan& plan, PyObject* const* arguments) const {
         const size_t given = passed_ - has_buffer_, count = plan.outputs.size();
-        PyObject* all[kMaxSlots + kMaxTensors];
+        PyObject* all[kMaxSlots + kMaxOutputs];
         std::memcpy(all, arguments, given * sizeof *all);
-        Object outputs[kMaxTensors];
+        Object outputs[kMaxOutputs];
         for (size_t i = 0; i < count; ++i) {
             outputs[i] = Object::take(THPVariable_Wrap(plan.outputs[i].allocate()));
             if (!outputs[i]) return nullptr;
             all[given + i] = outputs[i].get();
         }
         if (!Object::take(PyObject_Vectorcall(plan.function.get(), all, given + count, nullptr))) return nullptr;
-        if (count == 1) return outputs[0].release();
-        PyObject* pair = PyTuple_New(static_cast<Py_ssize_t>(count));
-        for (size_t i = 0; pair != nullptr && i < count; ++i) {
-            PyTuple_SET_ITEM(pair, static_cast<Py_ssize_t>(i), outputs[i].release());
+        return one_or_tuple(outputs, count);
+    }
+
+    PyObject* run_operator(const Plan& plan, PyObject* const* arguments) const {
+        const size_t count = plan.outputs.size();
+        at::Tensor made[kMaxOutputs];
+        for (size_t i = 0; i < count; ++i) made[i] = plan.outputs[i].allocate();
+        plan.call->run(arguments, made);
+        if (count == 0) return Py_NewRef(has_buffer_ ? arguments[passed_ - 1] : Py_None);
+        Object outputs[kMaxOutputs];
+        for (size_t i = 0; i < count; ++i) {
+            outputs[i] = Object::take(THPVariable_Wrap(std::move(made[i])));
+            if (!outputs[i]) return nullptr;
         }
-        return pair;
+        return one_or_tuple(outputs, count);
+    }
+
+    static PyObject* one_or_tuple(Object* outputs, size_t count) {
+        if (count == 1) return outputs[0].release();
+        PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(count));
+        for (size_t i = 0; all != nullptr && i < count; ++i) {
+            PyTuple_SET_ITEM(all, static_cast<Py_ssize_t>(i), outputs[i].release());
+        }
+        return all;
     }
 
     void heat(Entry* entry) {

@@ -237,7 +237,8 @@ class Op:
     @functools.cached_property
     def sized_by_look(self) -> bool:
         """Whether outputs follow from the tensors' looks and the options, and so need not be asked for again."""
-        return not set(argument_names(self._raw_hooks["fake"])) & set(self.dynamic) if "fake" in self._raw_hooks else False
+        fake = self._raw_hooks.get("fake")
+        return fake is not None and not set(argument_names(fake)) & set(self.dynamic)
 
     def traits_of(self, arguments: Sequence[Any], *, return_lse: bool = False) -> dict[str, object]:
         """Return every trait of a call."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from tskernel._torch.binding import Binding, sources
 from tskernel._torch.execute import call_device, execute
 from tskernel._torch.gate import GATE
 from tskernel._torch.runners import Runner, plan_of
@@ -55,17 +55,26 @@ class NativeRoute:
         generation = registry.generation
         result, run = execute(self.op, form, arguments, out, override)
         if run is not None:
-            plan = self._plan(arguments, run, result)
+            plan = self._plan(form, arguments, run, result)
             with registry.lock:
                 if not any_scope_open() and registry.generation == generation:
                     self.memory.remember(slots, *plan)
         return result
 
-    def _plan(self, arguments: Sequence[Any], run: Runner, result: Any) -> tuple[Runner, Any, torch.device | None]:
-        """Return what to call, how its results look if they are to be allocated before, and the device to be on."""
+    def _plan(self, form: str, arguments: Sequence[Any], run: Runner, result: Any) -> tuple[Any, ...]:
+        """Return what to call, the results to allocate before, the device to be on, and an operator to call instead."""
         plan = plan_of(run)
         device = call_device(self.op, arguments) if plan.on_device else None
         results = result if isinstance(result, tuple) else (result,)
-        if plan.into is not None and self.op.sized_by_look and all(type(t) is Tensor for t in results):
-            return plan.into, results, device
-        return plan.run, None, device
+        by_look = self.op.sized_by_look and all(type(t) is Tensor for t in results)
+        binding = plan.binding
+        if binding is not None and (form == "out" or self.op.mutates):
+            return plan.run, None, device, *self._operator(binding, allocated=False)
+        if binding is not None and by_look:
+            return plan.run, results, device, *self._operator(binding, allocated=True)
+        if plan.into is not None and by_look:
+            return plan.into, results, device, None, ()
+        return plan.run, None, device, None, ()
+
+    def _operator(self, binding: Binding, *, allocated: bool) -> tuple[str, tuple[Any, ...]]:
+        return binding.operator, sources(binding, (*self.op.arguments, "out"), allocated=allocated)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tskernel._torch.binding import Binding
 from tskernel.dispatch.registry import KernelSpec, argument_names
 
 if TYPE_CHECKING:
@@ -20,18 +21,20 @@ Runner = Callable[..., Any]
 class Plan(NamedTuple):
     """What a runner does, for a caller that can allocate results and set the device itself.
 
-    ``into`` takes the results behind the arguments, where the runner allocates them.
+    ``into`` takes the results behind the arguments, where the runner allocates them; ``binding`` is the operator that
+    does all of the kernel's work, if it says so.
     """
 
     run: Runner
     into: Runner | None
+    binding: Binding | None
     on_device: bool
 
 
 def plan_of(run: Runner) -> Plan:
     """Return the parts of a runner."""
-    inner = getattr(run, "inner", None)
-    return Plan(inner or run, getattr(inner or run, "into", None), inner is not None)
+    inner = getattr(run, "inner", run)
+    return Plan(inner, getattr(inner, "into", None), getattr(inner, "binding", None), inner is not run)
 
 
 def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **extra: Any) -> Any:
@@ -62,12 +65,20 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
         kernel(*a, out, lse)
         return out, lse
 
+    def with_lse(*a: Any) -> Any:
+        return kernel(*a, True)
+
     vars(write)["into"] = vars(write_both)["into"] = kernel
     if form == "lse":
-        return write_both if spec.writes_out else lambda *a: kernel(*a, True)
-    if form == "out":
-        return kernel if spec.writes_out else copy
-    return write if spec.writes_out else kernel
+        made = write_both if spec.writes_out else with_lse
+    elif form == "out":
+        made = kernel if spec.writes_out else copy
+    else:
+        made = write if spec.writes_out else kernel
+    binding = getattr(spec.function, "binding", None)
+    if binding is not None and made not in (copy, with_lse) and (form == "lse") == ("lse" in binding.arguments):
+        vars(made)["binding"] = binding
+    return made
 
 
 @functools.cache
