@@ -28,7 +28,7 @@ def calls(operator: str, *arguments: str | Constant) -> Callable[[F], F]:
     """Declare that a kernel does no more than call an operator, ``"namespace::name"``, which returns nothing.
 
     ``arguments`` are the operator's, in order, up to those left at their defaults: names of the kernel's own arguments,
-    ``out`` and ``lse`` (buffers that a kernel writes into) or ``return0``, ``return1``... (what a kernel without ``out``
+    ``out`` and ``lse`` (buffers that a kernel writes into) or ``return0``, ``return1``... (what one without ``out``
     allocates and returns, of a look that follows from its arguments' looks), and constants.
     """
 

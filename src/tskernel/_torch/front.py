@@ -37,12 +37,16 @@ def as_tensor(value: Any, like: Tensor) -> Any:
     return value
 
 
-def build_front(op: Op) -> Callable[..., Any]:
-    """Return the public function of an op. Three routes, in order: tracing, plain eager tensors, everything else."""
-    namespace: dict[str, Any] = {} if GATE is None else {"_recall": _native_front(op)}
-    if GATE is None:
-        route = Route(op, namespace)
-        namespace["_miss"] = _miss_of(op, route)
+def build_front(op: Op, *, native: bool = GATE is not None) -> Callable[..., Any]:
+    """Return the public function of an op. Three routes, in order: tracing, plain eager tensors, everything else.
+
+    ``native`` says whether its memory is that of the C++ gate.
+    """
+    namespace: dict[str, Any] = {}
+    if native:
+        namespace["_recall"] = _native_front(op)
+    else:
+        namespace["_miss"] = _miss_of(op, Route(op, namespace))
     namespace.update(
         {
             "_dynamo": torch.compiler.is_dynamo_compiling,
@@ -52,7 +56,7 @@ def build_front(op: Op) -> Callable[..., Any]:
             **{f"_op{'_' + f if f else ''}": op.torch_op(f) for f in op.forms},
         }
     )
-    front = _compile(front_source(op, native=GATE is not None), op.name, namespace)
+    front = _compile(front_source(op, native=native), op.name, namespace)
     front.__doc__ = op.doc
     front.__module__ = "tskernel"
     front.__annotations__ = public_annotations(op)
