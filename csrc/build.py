@@ -177,8 +177,8 @@ def native_module() -> Extension:
     )
 
 
-def gate_module(root: Path) -> Extension | None:
-    """Return the C++ front, where its sources are."""
+def gate_module(root: Path, *, optional: bool = True) -> Extension | None:
+    """Return the C++ front, where its sources are; if ``optional``, one that fails to build leaves its place to Python."""
     files = sorted(str(p.relative_to(CSRC.parent)) for p in (CSRC / "gate").glob("*.cpp"))
     if not files:
         return None
@@ -191,6 +191,7 @@ def gate_module(root: Path) -> Extension | None:
         libraries=["torch_python", "torch_cpu", "torch", "c10"],
         extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden"],
         language="c++",
+        optional=optional,
     )
 
 
@@ -205,7 +206,7 @@ def choose(choice: str) -> tuple[str, dict[str, Any]]:
         return _pure(choice, "torch is not importable here; try --no-build-isolation")
     device = torch_device()
     if choice == "gate":
-        return "the C++ front", _options(None, [m for m in [gate_module(root)] if m])
+        return "the C++ front", _options(None, [m for m in [gate_module(root, optional=False)] if m])
     if choice == "auto" and device == "cpu":
         return _pure(choice, "this torch has no GPU support")
     hip = choice == "hip" or (choice == "auto" and device == "hip")
