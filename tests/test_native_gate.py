@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import subprocess
@@ -14,9 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import primary_samples
 from torch import Tensor
 
+from tskernel._torch.binding import Constant
+from tskernel._torch.execute import named
 from tskernel._torch.gate import GATE, load
+from tskernel._torch.runners import call_with
+from tskernel.dispatch.ranking import reject_reason
+from tskernel.dispatch.registry import KernelRegistry, KernelSpec
+from tskernel.library import ops
 
 ROOT = Path(__file__).resolve().parent.parent
 X, W = torch.randn(3, 8), torch.rand(8)
@@ -277,3 +285,37 @@ def test_another_torch_or_a_switch_leaves_it_alone(switch: pytest.MonkeyPatch) -
     switch.setenv("TSKERNEL_GATE", "")
     switch.setitem(sys.modules, "tskernel._gate", None)  # what an import that cannot be found looks like
     assert load() is None
+
+
+BOUND = [s for s in KernelRegistry.get().list_kernels() if hasattr(s.function, "binding")]
+
+
+@pytest.mark.parametrize("spec", [pytest.param(s, id=s.name) for s in BOUND])
+def test_a_binding_says_what_the_kernel_does(spec: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator that the gate calls gets the very arguments that the kernel's code gives it."""
+    recorded: list[tuple[Any, ...]] = []
+    module = importlib.import_module(spec.function.__module__)
+    monkeypatch.setattr(module.lib, "native", lambda name: lambda *given: recorded.append((name, *given)))
+    binding, op = spec.function.binding, ops[spec.mode]
+    compared = 0
+    for _, sample in primary_samples(op):
+        arguments = op.fill(sample.arguments)
+        values = named(op, arguments, None)
+        if reject_reason(spec, values) is not None:
+            continue
+        out = op.allocate(arguments) if spec.writes_out else None
+        result = call_with(op, spec.function, arguments, **({"out": out} if spec.writes_out else {}))
+        results = result if isinstance(result, tuple) else (result,)
+        values |= {"out": out, **{f"return{i}": r for i, r in enumerate(results)}}
+        want = [a.value if isinstance(a, Constant) else values[a] for a in binding.arguments]
+        ((name, *got),) = recorded
+        recorded.clear()
+        assert binding.operator == f"tskernel_native::{name}" and len(got) == len(want)
+        for a, b, source in zip(got, want, binding.arguments, strict=True):
+            if b is None and source == "head_size":
+                continue  # not an int: the gate leaves such a call to the kernel's code, which knows the size
+            assert a is b or (not isinstance(a, Tensor) and a == b), source
+        for r, like in zip(results, op.allocate(arguments) if len(results) > 1 else (), strict=False):
+            assert (r.shape, r.stride(), r.dtype) == (like.shape, like.stride(), like.dtype)
+        compared += 1
+    assert compared

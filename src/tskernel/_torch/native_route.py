@@ -58,8 +58,17 @@ class NativeRoute:
             plan = self._plan(form, arguments, run, result)
             with registry.lock:
                 if not any_scope_open() and registry.generation == generation:
-                    self.memory.remember(slots, *plan)
+                    self._remember(slots, *plan)
         return result
+
+    def _remember(self, slots: tuple[Any, ...], run: Runner, results: Any, device: Any, *operator: Any) -> None:
+        if operator[0] is not None:
+            try:
+                self.memory.remember(slots, run, results, device, *operator)
+                return
+            except TypeError:  # an option that the operator has no type for, as None: the kernel's code makes one
+                results, operator = None, (None, ())
+        self.memory.remember(slots, run, results, device, *operator)
 
     def _plan(self, form: str, arguments: Sequence[Any], run: Runner, result: Any) -> tuple[Any, ...]:
         """Return what to call, the results to allocate before, the device to be on, and an operator to call instead."""

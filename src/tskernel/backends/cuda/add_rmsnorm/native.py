@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -22,6 +23,7 @@ def rejects(x: Tensor, residual: Tensor, weight: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::add_rmsnorm", "x", "residual", "weight", "return0", "return1", "eps")
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Launch the kernel of csrc/add_rmsnorm.cu."""
     out, total = lib.new(x.shape, x), lib.new(x.shape, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 
@@ -19,6 +20,9 @@ def rejects(positions: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
     rejects=rejects,
+)
+@calls(
+    "tskernel_native::apply_rope", "positions", "q", "k", "cos_sin_cache", "return0", "return1", "is_neox", "head_size"
 )
 def apply_rope(
     positions: Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 
@@ -20,6 +21,7 @@ def rejects(positions: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::apply_rope_", "positions", "q", "k", "cos_sin_cache", "is_neox", "head_size")
 def apply_rope_(
     positions: Tensor,
     q: Tensor,

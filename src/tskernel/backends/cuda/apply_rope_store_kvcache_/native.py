@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 
@@ -19,6 +20,20 @@ def rejects(positions: Tensor, slot_mapping: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
     rejects=rejects,
+)
+@calls(
+    "tskernel_native::apply_rope_store_kvcache_",
+    "positions",
+    "q",
+    "k",
+    "v",
+    "cos_sin_cache",
+    "k_cache",
+    "v_cache",
+    "slot_mapping",
+    "is_neox",
+    "k_scale",
+    "v_scale",
 )
 def apply_rope_store_kvcache_(
     positions: Tensor,

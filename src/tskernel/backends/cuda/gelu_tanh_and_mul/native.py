@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import Constant, calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -22,6 +23,7 @@ def rejects(x: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::gated_activation", "x", "out", Constant(lib.ACTIVATIONS["gelu_tanh"]))
 def gelu_tanh_and_mul(x: Tensor, *, out: Tensor) -> None:
     """Launch the kernel of csrc/gated_activation.cu."""
     lib.native("gated_activation")(x, out, lib.ACTIVATIONS["gelu_tanh"])

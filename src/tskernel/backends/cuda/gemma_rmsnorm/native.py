@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import Constant, calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -22,6 +23,7 @@ def rejects(x: Tensor, weight: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::rmsnorm", "x", "weight", "out", "eps", Constant(1.0))
 def gemma_rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, out: Tensor) -> None:
     """Launch the kernel of csrc/rmsnorm.cu."""
     lib.native("rmsnorm")(x, weight, out, eps, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -24,6 +25,7 @@ def rejects(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::layernorm", "x", "weight", "bias", "out", "eps")
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, *, out: Tensor) -> None:
     """Launch the kernel of csrc/layernorm.cu."""
     lib.native("layernorm")(x, weight, bias, out, eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import same_formats
@@ -24,6 +25,7 @@ def rejects(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> str | N
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::qk_rmsnorm", "q", "k", "q_weight", "k_weight", "return0", "return1", "eps")
 def qk_rmsnorm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Launch the kernel of csrc/rmsnorm.cu."""
     q_out, k_out = lib.new(q.shape, q), lib.new(k.shape, k)

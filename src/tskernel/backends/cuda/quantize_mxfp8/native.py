@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tskernel._torch.binding import Constant, calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -23,6 +24,7 @@ def rejects(x: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::quantize_groups", "x", "return0", "return1", Constant(32), Constant(1), Constant(True))
 def quantize_mxfp8(x: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Launch a kernel of csrc/quantize_groups.cu."""
     *lead, columns = x.shape

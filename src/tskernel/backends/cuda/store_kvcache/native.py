@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 
@@ -20,6 +21,7 @@ def rejects(slot_mapping: Tensor) -> str | None:
     priority=Priority.PERFORMANT,
     rejects=rejects,
 )
+@calls("tskernel_native::store_kvcache", "k", "v", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale")
 def store_kvcache(
     k: Tensor,
     v: Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tskernel._torch.binding import Constant, calls
 from tskernel.backends.cuda import _native as lib
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
@@ -21,6 +22,15 @@ def rejects(x: Tensor) -> str | None:
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
     rejects=rejects,
+)
+@calls(
+    "tskernel_native::gated_activation",
+    "x",
+    "out",
+    Constant(lib.ACTIVATIONS["swiglu_oai"]),
+    "interleaved",
+    "alpha",
+    "limit",
 )
 def swiglu_oai(x: Tensor, alpha: float = 1.702, limit: float = 7.0, *, interleaved: bool = False, out: Tensor) -> None:
     """Launch the kernel of csrc/gated_activation.cu."""
