@@ -2,6 +2,7 @@
 // a lane exchange switches to the next one. Blocks run one after the other. It shows wrong results, not races.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -34,57 +35,74 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace tsk::emulate {
 
-constexpr size_t STACK = 256 * 1024;
+constexpr size_t STACK = 32 * 1024;
 
 struct Fiber {
-    ucontext_t context;
-    bool done;
+    ucontext_t start;
+    jmp_buf here;
+    bool started, done;
+};
+
+// A barrier opens when all threads of its group that are still running have come.
+struct Barrier {
+    size_t running, waiting, generation;
+    void open_if_full() {
+        if (waiting == 0 || waiting < running) return;
+        waiting = 0;
+        ++generation;
+    }
 };
 
 inline std::vector<char> stacks;
 inline std::vector<Fiber> fibers;
 inline std::vector<float> slots;
-inline ucontext_t scheduler;
+inline std::vector<Barrier> barriers;  // of the block, then of every 32 threads
+inline jmp_buf scheduler;
 inline std::function<void()> body;
 inline size_t running;
 
-// A thread waits by counting its barriers: it may go on when all threads that are still running have counted as many.
-inline std::vector<int> block_count, lane_count;
-
+// Switching by longjmp costs no system call; ucontext only makes the stacks.
 inline void resume(size_t i) {
     running = i;
     threadIdx = dim3(unsigned(i) % blockDim.x, unsigned(i) / blockDim.x);
-    swapcontext(&scheduler, &fibers[i].context);
+    if (_setjmp(scheduler)) return;
+    if (fibers[i].started) _longjmp(fibers[i].here, 1);
+    fibers[i].started = true;
+    setcontext(&fibers[i].start);
 }
 
-inline void wait(std::vector<int>& count, size_t begin, size_t end) {
-    const size_t me = running;
-    const int target = ++count[me];
-    for (;;) {
-        bool all = true;
-        for (size_t i = begin; i < end; ++i) all = all && (fibers[i].done || count[i] >= target);
-        if (all) return;
-        swapcontext(&fibers[me].context, &scheduler);
-    }
+inline void yield() {
+    if (!_setjmp(fibers[running].here)) _longjmp(scheduler, 1);
+}
+
+inline void wait(Barrier& barrier) {
+    const size_t before = barrier.generation;
+    ++barrier.waiting;
+    barrier.open_if_full();
+    while (barrier.generation == before) yield();
 }
 
 inline void entry() {
-    const size_t me = running;
     body();
+    const size_t me = running;
     fibers[me].done = true;
+    for (Barrier* b : {&barriers[0], &barriers[1 + me / 32]}) {
+        --b->running;
+        b->open_if_full();
+    }
+    _longjmp(scheduler, 1);
 }
 
 inline void run_block() {
     const size_t n = fibers.size();
-    block_count.assign(n, 0);
-    lane_count.assign(n, 0);
+    barriers.assign(1 + n / 32, Barrier{32, 0, 0});
+    barriers[0].running = n;
     for (size_t i = 0; i < n; ++i) {
-        fibers[i].done = false;
-        getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack.ss_sp = stacks.data() + i * STACK;
-        fibers[i].context.uc_stack.ss_size = STACK;
-        fibers[i].context.uc_link = &scheduler;
-        makecontext(&fibers[i].context, entry, 0);
+        fibers[i].started = fibers[i].done = false;
+        getcontext(&fibers[i].start);
+        fibers[i].start.uc_stack.ss_sp = stacks.data() + i * STACK;
+        fibers[i].start.uc_stack.ss_size = STACK;
+        makecontext(&fibers[i].start, entry, 0);
     }
     for (size_t left = n; left;) {
         left = 0;
@@ -114,17 +132,17 @@ inline void launch(dim3 grid, dim3 block, std::function<void()> f) {
 
 }  // namespace tsk::emulate
 
-inline void __syncthreads() { tsk::emulate::wait(tsk::emulate::block_count, 0, tsk::emulate::fibers.size()); }
+inline void __syncthreads() { tsk::emulate::wait(tsk::emulate::barriers[0]); }
 
 namespace tsk {
 
 inline float lane_xor(float v, int mask) {
     using namespace emulate;
-    const size_t me = running, begin = me / 32 * 32;
+    const size_t me = running;
     slots[me] = v;
-    wait(lane_count, begin, begin + 32);
+    wait(barriers[1 + me / 32]);
     const float other = slots[me ^ size_t(mask)];
-    wait(lane_count, begin, begin + 32);
+    wait(barriers[1 + me / 32]);
     return other;
 }
 
