@@ -21,8 +21,7 @@ TSK_OPS(m) {
     m.def(
         "add_rmsnorm(Tensor x, Tensor residual, Tensor weight, Tensor(a!) out, Tensor(b!) sum, float eps, "
         "int accesses=0) -> ()");
-    m.def(
-        "fused_add_rmsnorm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int accesses=0) -> ()");
+    m.def("fused_add_rmsnorm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int accesses=0) -> ()");
 }
 
 TSK_IMPL(m) {

@@ -97,8 +97,7 @@ TSK_OPS(m) {
     m.def(
         "apply_rope(Tensor positions, Tensor q, Tensor k, Tensor angles, Tensor(a!) q_out, Tensor(b!) k_out, "
         "bool neox, int head_size) -> ()");
-    m.def(
-        "apply_rope_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor angles, bool neox, int head_size) -> ()");
+    m.def("apply_rope_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor angles, bool neox, int head_size) -> ()");
     m.def(
         "apply_rope_store_kvcache_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor v, Tensor angles, "
         "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slots, bool neox, Tensor? k_scale, Tensor? v_scale) -> ()");

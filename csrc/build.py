@@ -100,7 +100,9 @@ def emulated_toolchain(root: Path) -> Toolchain:
     cxx = os.environ.get("CXX", "c++")
     flags = ["-std=c++17", "-O1", "-fPIC", "-mf16c", "-ffp-contract=off", "-DTSK_EMULATE", "-Wno-unknown-pragmas"]
     flags += ["-U_FORTIFY_SOURCE"]  # it would take a jump between fibers for a mistake
-    return Toolchain("CPU", [cxx, "-x", "c++", *flags, *common_flags(root)], [cxx, "-shared", *torch_libraries(root, "")])
+    return Toolchain(
+        "CPU", [cxx, "-x", "c++", *flags, *common_flags(root)], [cxx, "-shared", *torch_libraries(root, "")]
+    )
 
 
 def _find(name: str, *homes: str) -> str | None:
@@ -179,7 +181,7 @@ def native_module() -> Extension:
 
 
 def gate_module(root: Path, *, optional: bool = True) -> Extension | None:
-    """Return the C++ front, where its sources are; if ``optional``, one that fails to build leaves its place to Python."""
+    """Return the C++ front, where its sources are; an ``optional`` one that does not build leaves its place to Python."""
     files = sorted(str(p.relative_to(CSRC.parent)) for p in (CSRC / "gate").glob("*.cpp"))
     if not files:
         return None

@@ -1,4 +1,5 @@
-// An empty Python module: importing it loads libtskernel_ops.so, which it is linked to and which knows nothing of Python.
+// An empty Python module: importing it loads libtskernel_ops.so, which it is linked to and which knows nothing of
+// Python.
 #define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

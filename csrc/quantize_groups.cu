@@ -4,8 +4,7 @@
 namespace tsk {
 
 template <typename T, int ACTIVATION>
-void launch_any(const Tensor& x, const Source& s, const Target& target, int64_t group, int64_t height,
-                int64_t matrix) {
+void launch_any(const Tensor& x, const Source& s, const Target& target, int64_t group, int64_t height, int64_t matrix) {
     const int64_t across = ceil_div(s.width, group), down = ceil_div(matrix, height);
     const int64_t units = s.rows / matrix * down * across;
     const unsigned team = std::min(group, s.width) * height > 512 ? 256 : LANES;

@@ -1,6 +1,6 @@
 """The native library without a GPU: the same kernels run by the host compiler, and compiled for CUDA and HIP.
 
-``common/emulate.h`` runs every thread of a block as a fiber, so numbers, addresses and barriers are those of a GPU; what
+``common/emulate.h`` runs every thread of a block as a fiber: numbers, addresses and barriers are those of a GPU. What
 it cannot show is races, timing and the device's own instructions (tests/test_gpu.py, compute-sanitizer).
 """
 
@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ CSRC = ROOT / "csrc"
 NATIVE = [s for s in KernelRegistry.get().list_kernels() if s.solution == "native"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FP32, BF16, FP8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
-#pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def load_builder() -> Any:
@@ -125,7 +125,9 @@ def extra_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sa
         for tokens in (3, 300):
             qkv = r((tokens, 12, 128), dtype)
             yield Sample("heads", q=qkv[:, :8], k=qkv[:, 8:10], q_weight=r((128,), dtype), k_weight=r((128,), dtype))
-        yield Sample("wide", q=r((3, 1, 576), dtype), k=r((3, 2, 576), dtype), q_weight=r((576,), FP32), k_weight=r((576,), FP32))
+        yield Sample(
+            "wide", q=r((3, 1, 576), dtype), k=r((3, 2, 576), dtype), q_weight=r((576,), FP32), k_weight=r((576,), FP32)
+        )
     elif op.endswith("_quantize_fp8"):
         for rows, width in ((3, 768), (2, 2880), (300, 256), (2, 9216), (5, 7)):
             x = r((rows, 2 * width), dtype)
@@ -169,7 +171,14 @@ def store_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sa
         for scale in (None, make.tensor([0.5], FP32)):
             if op == "store_mla_kvcache":
                 cache = r((4, 16, 1, 576), cache_dtype)
-                yield Sample(short(cache_dtype), kv_c=r((9, 512), dtype), k_pe=r((9, 64), dtype), kv_cache=cache, slot_mapping=slots, scale=scale)
+                yield Sample(
+                    short(cache_dtype),
+                    kv_c=r((9, 512), dtype),
+                    k_pe=r((9, 64), dtype),
+                    kv_cache=cache,
+                    slot_mapping=slots,
+                    scale=scale,
+                )
                 continue
             caches = r((2, 4, 16, 8, 128), cache_dtype)
             for heads, width in ((8, 128), (3, 40)):
@@ -180,7 +189,12 @@ def store_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sa
 
 def rope_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sample]:
     r = make.randn
-    for tokens, heads, size, rotary, neox in ((9, 16, 128, 128, True), (9, 5, 128, 64, False), (3, 4, 80, 48, True), (2, 3, 64, 64, False)):
+    for tokens, heads, size, rotary, neox in (
+        (9, 16, 128, 128, True),
+        (9, 5, 128, 64, False),
+        (3, 4, 80, 48, True),
+        (2, 3, 64, 64, False),
+    ):
         for angle_dtype in (dtype, FP32):
             angle = make.randn((40, rotary // 2), FP32)
             args = {
@@ -213,3 +227,97 @@ def test_larger_calls(spec: KernelSpec) -> None:
                 raise AssertionError(f"{spec.name}, {short(dtype)}, {sample.name}: {error}") from error
             ran += 1
     assert ran
+
+
+def every_bf16() -> torch.Tensor:
+    return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(BF16)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("columns", [2**16, 1])
+@pytest.mark.parametrize("dtype", list(FP8_MAX), ids=short)
+def test_qnt_02_fp8_conversion_is_exact_for_every_bf16_value(dtype: torch.dtype, columns: int) -> None:
+    """All signs, ties, subnormals, infinities and NaN, in wide and in single accesses."""
+    x = every_bf16().view(-1, columns)
+    data = torch.empty(x.shape, dtype=dtype)
+    lib.native("quantize_scaled")(x, torch.ones(1), data, torch.empty(1))
+    want = saturate_to_fp8(x, dtype)
+    nan = x.isnan()
+    assert bool(data.float()[nan].isnan().all())
+    assert torch.equal(data.view(torch.uint8)[~nan], want.view(torch.uint8)[~nan])
+
+
+@pytest.mark.usefixtures("emulated")
+def test_qnt_04_mx_codes_are_exact_for_every_bf16_value() -> None:
+    x = every_bf16().view(-1, 32)
+    x = torch.where(x.isnan(), torch.zeros((), dtype=BF16), x)
+    for op in ("quantize_mxfp4", "quantize_mxfp8"):
+        spec = KernelRegistry.get().get_by_name(f"cuda/{op}/native")
+        data, scale = spec.function(x)
+        want_data, want_scale = ops[op].body(x)
+        assert torch.equal(scale, want_scale)
+        compare(data, want_data, exact=True)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_nan_poisons_its_mxfp4_block_only() -> None:
+    x = torch.ones(2, 96, dtype=BF16)
+    x[1, 40] = float("nan")
+    _, scale = KernelRegistry.get().get_by_name("cuda/quantize_mxfp4/native").function(x)
+    assert (scale == 255).nonzero().tolist() == [[1, 1]]
+
+
+@pytest.mark.usefixtures("emulated")
+def test_ops_of_the_library_write_what_their_schemas_say() -> None:
+    schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("tskernel_native::")]
+    assert len(schemas) >= 12
+    for schema in schemas:
+        assert not schema.returns, schema
+        assert any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments), schema
+
+
+def test_choices_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert builder.choose("none") == ("a pure Python wheel (TSKERNEL_BUILD=none)", {})
+    monkeypatch.setattr(builder, "torch_device", lambda: "cpu")
+    assert builder.choose("auto") == ("a pure Python wheel (this torch has no GPU support)", {})
+    monkeypatch.setattr(builder, "_find", lambda *_: None)
+    with pytest.raises(RuntimeError, match="TSKERNEL_BUILD=cuda: no nvcc found"):
+        builder.choose("cuda")
+    with pytest.raises(ValueError, match="TSKERNEL_BUILD: expected auto or cuda"):
+        builder.choose("yes")
+    monkeypatch.setattr(builder, "torch_device", lambda: "cuda")
+    assert builder.choose("auto") == ("a pure Python wheel (no nvcc found)", {})
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_nvcc_compiles_without_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with the fewest kernels, for one part; all of them are built where there is a GPU."""
+    monkeypatch.setenv("TSKERNEL_ARCHS", "90")
+    tools = builder.cuda_toolchain(builder.torch_root())
+    command = [*tools.compile, "-Xptxas", "-v", "-c", str(CSRC / "store_kvcache.cu"), "-o", str(tmp_path / "o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    spills = re.findall(r"(\d+) bytes spill stores", done.stdout + done.stderr)
+    assert len(spills) == 8 and set(spills) == {"0"}
+
+
+def test_hip_compiles_without_spills(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import compile_hip
+    finally:
+        sys.path.pop(0)
+    if compile_hip.toolchain() is None:
+        pytest.skip("clang-22 or triton's AMD headers are missing")
+    for part in ("gfx942", "gfx950"):
+        found = compile_hip.resources(compile_hip.compile_header("rope", part, tmp_path))
+        assert found["vgpr_count"] > 0
+        assert found["vgpr_spill_count"] == found["private_segment_fixed_size"] == 0, (part, found)
+
+
+def test_device_code_names_its_platform_in_one_place() -> None:
+    """HIP compiles the same files: nothing but platform.h and the launch in host.h may say cuda or hip."""
+    for path in [*CSRC.glob("*.cu"), *(CSRC / "kernels").glob("*.cuh"), *(CSRC / "common").glob("*.h")]:
+        if path.name in ("platform.h", "host.h"):
+            continue
+        assert not re.search(r"\b(cuda|hip)[A-Z_]\w*|<(cuda|hip)", path.read_text()), path.name

@@ -33,8 +33,8 @@ inline Rows rows_of(const Tensor& t, int64_t channels = -1) {
 
 inline bool reaches(const Rows& r, int64_t n, int64_t size) {
     return r.heads == 0 || r.channels == 0 ||
-           (r.column == 1 && r.channels % n == 0 && r.token_stride % n == 0 && (r.heads == 1 || r.head_stride % n == 0) &&
-            aligned(r.data, n * size));
+           (r.column == 1 && r.channels % n == 0 && r.token_stride % n == 0 &&
+            (r.heads == 1 || r.head_stride % n == 0) && aligned(r.data, n * size));
 }
 
 // `first` is the channel of the cache at which these rows begin.

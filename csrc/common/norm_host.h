@@ -39,7 +39,7 @@ struct NormPart {
         wide = wide && parameter_wide(rows.bias);
     }
 
-   private:
+  private:
     void describe(const Tensor& t, const void* data, RowMap& map, int64_t& column) {
         const RowView view(t);
         STD_TORCH_CHECK(t.scalar_type() == type, "tskernel_native: expected tensors of one dtype");

@@ -78,16 +78,16 @@ TSK_DEVICE void store_words(void* p, const Words<BYTES>& r) {
 
 // N values as they are stored.
 template <typename T, int N>
-struct Packed : Words<N * int(sizeof(T))> {};
+struct Packed : Words<N* int(sizeof(T))> {};
 
 template <typename T, int N>
 TSK_DEVICE Packed<T, N> load(const T* p) {
-    return {load_words<N * int(sizeof(T))>(p)};
+    return {load_words<N* int(sizeof(T))>(p)};
 }
 
 template <typename T, int N>
 TSK_DEVICE void store(T* p, const Packed<T, N>& v) {
-    store_words<N * int(sizeof(T))>(p, v);
+    store_words<N* int(sizeof(T))>(p, v);
 }
 
 template <typename T, int N>

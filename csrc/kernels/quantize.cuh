@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(256)
 
 // The absolute maximum of what each block reads.
 template <typename T, int N>
-__global__ void __launch_bounds__(256) amax_kernel(TSK_ARGS Source source, float* partials, unsigned chunks,
-                                                   unsigned tiles) {
+__global__ void __launch_bounds__(256)
+    amax_kernel(TSK_ARGS Source source, float* partials, unsigned chunks, unsigned tiles) {
     __shared__ float parts[8];
     float m = 0.0f;
     for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -224,9 +224,8 @@ __global__ void __launch_bounds__(256)
 // Any group, any width, any strides: the team reads its group twice. A group is `height` rows by `group` columns;
 // rows are counted within matrices of `matrix` rows.
 template <typename T, int ACTIVATION>
-__global__ void __launch_bounds__(256)
-    any_group_kernel(TSK_ARGS Source source, TSK_ARGS Target target, int64_t group, int64_t height, int64_t matrix,
-                     int64_t units) {
+__global__ void __launch_bounds__(256) any_group_kernel(TSK_ARGS Source source, TSK_ARGS Target target, int64_t group,
+                                                        int64_t height, int64_t matrix, int64_t units) {
     const int64_t unit = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int team = int(blockDim.x), lane = int(threadIdx.x);
     const int64_t across = (source.width + group - 1) / group, down = (matrix + height - 1) / height;
