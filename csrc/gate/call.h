@@ -47,7 +47,8 @@ class Call {
 
     size_t outputs() const {
         size_t count = 0;
-        for (const Source& s : sources_) count = s.from == Source::From::kOutput && s.index >= count ? s.index + 1 : count;
+        for (const Source& s : sources_)
+            count = s.from == Source::From::kOutput && s.index >= count ? s.index + 1 : count;
         return count;
     }
 
@@ -96,7 +97,8 @@ class Call {
 
     explicit Call(c10::OperatorHandle handle) : handle_(std::move(handle)) {}
 
-    static std::optional<Source> read(PyObject* item, const c10::Type& type, const std::string& kinds, PyObject* slots) {
+    static std::optional<Source> read(PyObject* item, const c10::Type& type, const std::string& kinds,
+                                      PyObject* slots) {
         if (PyTuple_Check(item)) return constant(PyTuple_GET_ITEM(item, 0), type);
         const long long index = PyLong_AsLongLong(item);
         if (index < 0) return Source{Source::From::kOutput, static_cast<size_t>(-1 - index), {}};

@@ -137,7 +137,8 @@ void memory_dealloc(PyObject* object) {
 }
 
 PyMethodDef memory_methods[] = {
-    {"remember", memory_remember, METH_VARARGS, "remember(slots, function, outputs, device, operator, sources) -> bool"},
+    {"remember", memory_remember, METH_VARARGS,
+     "remember(slots, function, outputs, device, operator, sources) -> bool"},
     {"forget", memory_forget, METH_NOARGS, "forget() -> None"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -31,8 +31,7 @@ struct ThreadState {
 
 // Whether a kernel may be called without the dispatcher on a tensor. Under autocast only where the op has no rule.
 inline bool is_plain(const at::TensorImpl& tensor, const ThreadState& state, bool autocast_rule) {
-    const uint64_t allowed =
-        kPlainKeys.raw_repr() | (autocast_rule ? 0 : c10::autocast_dispatch_keyset.raw_repr());
+    const uint64_t allowed = kPlainKeys.raw_repr() | (autocast_rule ? 0 : c10::autocast_dispatch_keyset.raw_repr());
     return (state.applied(tensor) & ~allowed) == 0 && !state.wants_gradient(tensor) &&
            !tensor.has_symbolic_sizes_strides();
 }

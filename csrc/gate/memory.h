@@ -14,7 +14,7 @@ namespace tskernel {
 
 constexpr size_t kLimit = 1024;  // looks that an entry point remembers
 constexpr size_t kMaxOutputs = 4;
-constexpr size_t kHot = 4;       // and those it tries first: a layer calls with few shapes
+constexpr size_t kHot = 4;  // and those it tries first: a layer calls with few shapes
 
 // What an output looks like. It follows from the look of the call, so that it need not be asked again.
 struct Output {
