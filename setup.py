@@ -5,6 +5,7 @@ Everything else is declared in pyproject.toml. csrc/build.py says what TSKERNEL_
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -20,8 +21,7 @@ def native_options() -> tuple[str, dict[str, Any]]:
     if not (CSRC / "build.py").exists():
         return "a pure Python wheel (no csrc/)", {}
     sys.path.insert(0, str(CSRC))
-    import build as native  # csrc/build.py
-
+    native = importlib.import_module("build")  # csrc/build.py
     return native.choose(os.environ.get("TSKERNEL_BUILD", "auto"))
 
 

@@ -181,7 +181,7 @@ def native_module() -> Extension:
 
 
 def gate_module(root: Path, *, optional: bool = True) -> Extension | None:
-    """Return the C++ front, where its sources are; an ``optional`` one that fails to build leaves Python in its place."""
+    """Return the C++ front, where its sources are; an ``optional`` one may fail to build: Python serves then."""
     files = sorted(str(p.relative_to(CSRC.parent)) for p in (CSRC / "gate").glob("*.cpp"))
     if not files:
         return None
