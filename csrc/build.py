@@ -159,7 +159,8 @@ class NativeBuild(build_ext):
         super().copy_extensions_to_source()
         built = Path(self.build_lib) / "tskernel" / LIBRARY
         if built.exists():
-            package = self.get_finalized_command("build_py").get_package_dir("tskernel")
+            build_py: Any = self.get_finalized_command("build_py")
+            package = build_py.get_package_dir("tskernel")
             shutil.copy2(built, Path(package) / LIBRARY)
 
     def get_outputs(self) -> list[str]:
