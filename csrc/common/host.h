@@ -55,7 +55,9 @@ void launch(const Tensor& like, const Launch& shape, void (*kernel)(P...), A... 
     void* stream = nullptr;
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "tskernel_native: this torch has no GPU support");
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
-    kernel<<<shape.grid, shape.block, 0, static_cast<TSK_RUNTIME(Stream_t)>(stream)> > >(args...);
+    // clang-format off: it parts the closing brackets
+    kernel<<<shape.grid, shape.block, 0, static_cast<TSK_RUNTIME(Stream_t)>(stream)>>>(args...);
+    // clang-format on
     const auto error = TSK_RUNTIME(GetLastError)();
     STD_TORCH_CHECK(error == TSK_RUNTIME(Success), "tskernel_native: launch: ", TSK_RUNTIME(GetErrorString)(error));
 }
