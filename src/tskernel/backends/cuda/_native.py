@@ -20,11 +20,35 @@ MAX_DIMS: Final = 6  # the last one and five with strides of their own
 PARTIALS: Final = 512  # maxima that the first of the two launches of a per-tensor scale leaves
 
 
+_NAMESPACE: Final = "tskernel_native::"
+
+
+def _names() -> list[str]:
+    return [n for n in torch._C._dispatch_get_all_op_names() if n.startswith(_NAMESPACE)]
+
+
+@functools.cache
+def load() -> torch.library.Library:
+    """Load the library, unless the process has it already, and make its ops traceable; return what holds their fakes.
+
+    Raises: ImportError where tskernel was installed without it.
+    """
+    if not _names():
+        importlib.import_module("tskernel._native")
+    holder = torch.library.Library(_NAMESPACE[:-2], "FRAGMENT")
+    for name in _names():  # all of them return nothing and write only what their schemas say
+        torch.library.register_fake(name, _nothing, lib=holder)
+    return holder
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
 @functools.cache
 def native(name: str) -> Callable[..., Any]:
     """Return an op of the library, loading it at the first call."""
-    if not hasattr(torch.ops.tskernel_native, name):
-        importlib.import_module("tskernel._native")
+    load()
     return getattr(torch.ops.tskernel_native, name).default
 
 

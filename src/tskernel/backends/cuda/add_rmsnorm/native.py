@@ -21,6 +21,7 @@ def rejects(x: Tensor, residual: Tensor, weight: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::add_rmsnorm", "x", "residual", "weight", "return0", "return1", "eps")

@@ -19,6 +19,7 @@ def rejects(positions: Tensor) -> str | None:
     "apply_rope",
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls(

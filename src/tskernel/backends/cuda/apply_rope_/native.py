@@ -19,6 +19,7 @@ def rejects(positions: Tensor) -> str | None:
     "apply_rope_",
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::apply_rope_", "positions", "q", "k", "cos_sin_cache", "is_neox", "head_size")

@@ -19,6 +19,7 @@ def rejects(positions: Tensor, slot_mapping: Tensor) -> str | None:
     "apply_rope_store_kvcache_",
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls(

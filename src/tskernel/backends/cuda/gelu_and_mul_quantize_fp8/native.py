@@ -22,6 +22,7 @@ def rejects(x: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 def gelu_and_mul_quantize_fp8(

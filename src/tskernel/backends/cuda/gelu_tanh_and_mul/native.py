@@ -21,6 +21,7 @@ def rejects(x: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::gated_activation", "x", "out", Constant(lib.ACTIVATIONS["gelu_tanh"]))

@@ -23,6 +23,7 @@ def rejects(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::layernorm", "x", "weight", "bias", "out", "eps")

@@ -23,6 +23,7 @@ def rejects(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> str | N
     capability=lib.CAPABILITY,
     signatures=same_formats("q", "k", dtypes=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::qk_rmsnorm", "q", "k", "q_weight", "k_weight", "return0", "return1", "eps")

@@ -24,6 +24,7 @@ def rejects(x: Tensor, scale: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 def quantize_fp8(x: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:

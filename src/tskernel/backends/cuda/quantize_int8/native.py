@@ -22,6 +22,7 @@ def rejects(x: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 def quantize_int8(x: Tensor, *, granularity: str = "token") -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ def rejects(x: Tensor) -> str | None:
     capability=lib.CAPABILITY,
     signatures=formats(x=lib.FLOATS),
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::quantize_groups", "x", "return0", "return1", Constant(32), Constant(1), Constant(True))

@@ -19,6 +19,7 @@ def rejects(slot_mapping: Tensor) -> str | None:
     "store_kvcache",
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::store_kvcache", "k", "v", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale")

@@ -19,6 +19,7 @@ def rejects(slot_mapping: Tensor) -> str | None:
     "store_mla_kvcache",
     capability=lib.CAPABILITY,
     priority=Priority.PERFORMANT,
+    traceable=True,
     rejects=rejects,
 )
 @calls("tskernel_native::store_mla_kvcache", "kv_c", "k_pe", "kv_cache", "slot_mapping", "scale")
