@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_bad_input_is_refused_after_good_calls_too() -> None:
             tskernel.mha_prefill(
                 x.view(3, 1, 8), x.view(3, 1, 8), x.view(3, 1, 8), torch.tensor([0, 3], dtype=torch.int32), bad
             )
+
+
+FORMS = {"plain": {}, "optional": {"sinks": torch.zeros(1)}, "out": {"out": torch.zeros(3, 1, 8)}, "lse": {"return_lse": True}}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_number_is_told_from_an_equal_one_of_another_class(form: dict[str, Any], executed: list[str]) -> None:
+    """True equals 1, which was remembered; it is refused by name all the same, by either gate and at every call."""
+    x, cu = torch.randn(3, 1, 8), torch.tensor([0, 3], dtype=torch.int32)
+    call = functools.partial(tskernel.mha_prefill, x, x, x, cu, 3, **form)
+    for _ in range(3):
+        call(window_left=1, is_causal=True)
+        call(window_left=0, is_causal=True, logit_cap=0)
+    assert len(executed) == 2
+    for _ in range(2):
+        for bad in (True, 1.0):
+            with pytest.raises(ValueError, match=r"mha_prefill\w*: window_left: expected int"):
+                call(window_left=bad)
+        with pytest.raises(ValueError, match=r"mha_prefill\w*: is_causal: expected bool"):
+            call(window_left=1, is_causal=1)
+    before = len(executed)
+    for _ in range(3):
+        call(window_left=0, is_causal=True, logit_cap=0.0)
+    assert len(executed) == before + 1
 
 
 @pytest.mark.usefixtures("registry")

@@ -44,8 +44,13 @@ def _tuple(items: list[str]) -> str:
 
 
 def _options(op: Op, extra: list[str]) -> list[str]:
-    """Return what decides a call besides its tensors and sizes."""
-    return [*[p.name for p in op.signature.params if not p.is_tensor and p.name not in op.dynamic], *extra]
+    """Return what decides a call besides its tensors and sizes.
+
+    Numbers come with their classes: True equals 1 and 1.0, and is no window.
+    """
+    own = [p for p in op.signature.params if not p.is_tensor and p.name not in op.dynamic]
+    classes = [f"{p.name}.__class__" for p in own if p.type.rstrip("?") in ("SymInt", "int", "float", "bool")]
+    return [*[p.name for p in own], *classes, *extra]
 
 
 def _is_int(p: Param, also: str = "") -> str:
