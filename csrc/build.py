@@ -178,9 +178,10 @@ def native_module() -> Extension:
     return Extension(
         "tskernel._native",
         ["csrc/module.c"],
-        libraries=["tskernel_ops"],
         runtime_library_dirs=["$ORIGIN"],
-        extra_link_args=["-Wl,--no-as-needed"],
+        # Not under ``libraries``, which come first: it uses none of its symbols, and a linker that drops such libraries
+        # (Ubuntu's) has to be told before.
+        extra_link_args=["-Wl,--no-as-needed", "-ltskernel_ops"],
         py_limited_api=True,
     )
 

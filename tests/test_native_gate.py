@@ -278,13 +278,31 @@ def test_another_torch_or_a_switch_leaves_it_alone(switch: pytest.MonkeyPatch) -
     switch.setitem(sys.modules, "tskernel._gate", Extension)
     assert load() is Extension
     switch.setattr(Extension, "torch_version", "2.11.9")
-    assert load() is None
+    with pytest.warns(RuntimeWarning, match=r"built for torch 2\.11\.9, and this is .*; the Python gate serves"):
+        assert load() is None
     switch.setattr(Extension, "torch_version", torch.__version__.partition("+")[0])
     switch.setenv("TSKERNEL_GATE", "python")
     assert load() is None
     switch.setenv("TSKERNEL_GATE", "")
     switch.setitem(sys.modules, "tskernel._gate", None)  # what an import that cannot be found looks like
     assert load() is None
+
+
+LOADS_ANOTHER = """
+import os, sys, tskernel
+from tskernel._torch.gate import load
+tskernel.__path__.insert(0, sys.argv[1])
+os.environ["TSKERNEL_GATE"] = ""
+assert load() is None
+"""
+
+
+def test_an_extension_that_does_not_load_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "_gate.abi3.so").write_bytes(b"no library")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TSKERNEL_GATE": "python"}
+    command = [sys.executable, "-c", LOADS_ANOTHER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0 and done.stderr.count("the C++ gate does not load") == 1, done.stderr
 
 
 BOUND = [s for s in KernelRegistry.get().list_kernels() if hasattr(s.function, "binding")]

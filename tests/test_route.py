@@ -109,7 +109,12 @@ def test_bad_input_is_refused_after_good_calls_too() -> None:
             )
 
 
-FORMS = {"plain": {}, "optional": {"sinks": torch.zeros(1)}, "out": {"out": torch.zeros(3, 1, 8)}, "lse": {"return_lse": True}}
+FORMS = {
+    "plain": {},
+    "optional": {"sinks": torch.zeros(1)},
+    "out": {"out": torch.zeros(3, 1, 8)},
+    "lse": {"return_lse": True},
+}
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -1,8 +1,8 @@
 """Package a feed-forward block with native kernels for a C++ program: ``python package.py FOLDER [LIBRARY]``.
 
 Writes FOLDER/model.pt2, FOLDER/calls.pt (inputs at three batch sizes) and FOLDER/expected.pt, and prints which kernel
-serves each node and how to build and run the program. Without LIBRARY it is for the GPU and the tskernel installed here.
-LIBRARY is a build of csrc/ that runs its kernels on the CPU, as ``python csrc/build.py emulate OBJECTS LIBRARY`` makes it.
+serves each node and how to build and run the program. Without LIBRARY it is for the GPU and the tskernel installed
+here. LIBRARY is a build of csrc/ that runs its kernels on the CPU: ``python csrc/build.py emulate OBJECTS LIBRARY``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def build_command(folder: Path, device: str) -> list[str]:
     cuda = ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda"] if device == "cuda" else []
     return [
         "g++", "-std=c++20", *[f"-I{p}" for p in include], str(Path(__file__).with_name("run.cpp")),
-        "-o", str(folder / "run"), f"-L{where}", f"-Wl,-rpath,{where}", *cuda, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
+        "-o", str(folder / "run"), f"-L{where}", f"-Wl,-rpath,{where}", *cuda,
+        "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
     ]  # fmt: skip
 
 
