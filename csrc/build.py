@@ -78,7 +78,8 @@ def cuda_toolchain(root: Path) -> Toolchain | None:
     archs = [a for a in wanted if f"sm_{a}" in known]
     flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     flags += [f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs[-1:]]
-    flags += ["--threads", str(max(1, min(len(archs) + 1, _jobs() // len(sources()))))]  # architectures side by side
+    threads = -(-2 * _jobs() // len(sources()))  # architectures side by side: the last file decides when all is done
+    flags += ["--threads", str(min(len(archs) + 1, threads))]
     compile_ = [nvcc, "-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", *flags, *common_flags(root)]
     link = [nvcc, "-shared", "-cudart", "static", "-Xlinker", "--no-as-needed", *torch_libraries(root, "cuda")]
     return Toolchain("CUDA", compile_, link, archs)

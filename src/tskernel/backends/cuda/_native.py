@@ -35,6 +35,8 @@ def load() -> torch.library.Library:
     """
     if not _names():
         importlib.import_module("tskernel._native")
+    if not _names():
+        raise ImportError("tskernel._native loads, but registers no ops: build tskernel again")
     holder = torch.library.Library(_NAMESPACE[:-2], "FRAGMENT")
     for name in _names():  # all of them return nothing and write only what their schemas say
         torch.library.register_fake(name, _nothing, lib=holder)
