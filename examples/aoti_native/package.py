@@ -1,8 +1,8 @@
 """Package a feed-forward block with native kernels for a C++ program: ``python package.py FOLDER [LIBRARY]``.
 
 Writes FOLDER/model.pt2, FOLDER/calls.pt (inputs at three batch sizes) and FOLDER/expected.pt, and prints which kernel
-serves each node and how to build and run the program. Without LIBRARY it is for the GPU and the tskernel installed
-here. LIBRARY is a build of csrc/ that runs its kernels on the CPU: ``python csrc/build.py emulate OBJECTS LIBRARY``.
+serves each node and how to run it with the program of ../aoti. Without LIBRARY it is for the GPU and the tskernel that
+is installed. LIBRARY is a build of csrc/ for the CPU, made by ``python csrc/build.py emulate OBJECTS LIBRARY``.
 """
 
 from __future__ import annotations
@@ -62,20 +62,6 @@ def package(folder: Path, device: str, solution: str) -> None:
     torch.save([y.cpu() for x in inputs[1:] for y in block(x)], folder / "expected.pt")
 
 
-def build_command(folder: Path, device: str) -> list[str]:
-    """Return how to compile ``run.cpp``."""
-    from torch.utils.cpp_extension import include_paths
-
-    where, packages = Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent
-    include = [*include_paths(device), *packages.glob("nvidia/*/include")]  # the toolkit's headers, or the wheels'
-    cuda = ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda"] if device == "cuda" else []
-    return [
-        "g++", "-std=c++20", *[f"-I{p}" for p in include], str(Path(__file__).with_name("run.cpp")),
-        "-o", str(folder / "run"), f"-L{where}", f"-Wl,-rpath,{where}", *cuda,
-        "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
-    ]  # fmt: skip
-
-
 def main() -> None:
     """Package, and say how to go on."""
     folder, given = Path(sys.argv[1]), sys.argv[2:]
@@ -86,8 +72,7 @@ def main() -> None:
     library = given[0] if given else export.native_library()
     with torch.no_grad():
         package(folder, device, solution)
-    print(" ".join(build_command(folder, device)))
-    print(f"{folder}/run {library} {folder}/model.pt2 {folder}/calls.pt {folder}/results.pt")
+    print(f"run {folder}/model.pt2 {folder}/calls.pt {folder}/results.pt {library}")
 
 
 if __name__ == "__main__":
