@@ -44,7 +44,8 @@ def _heads_first(out: Tensor, row: Row) -> Tensor:
 class Contender:
     """Something to time.
 
-    ``source`` is "selected", "kernel" (one of ours or a wrapped one, by override) or "peer". ``read`` brings a result
+    ``source`` is "selected", "kernel" (one of ours or a wrapped one, by override), "peer", or "equal lengths": a peer's
+    other form, which is told on the host that all sequences are equally long, as the op never is. ``read`` brings a result
     to ``[tokens, heads, width]``. ``dtype`` names another row of the tolerance table, for a peer that rounds its inputs
     further.
     """
@@ -91,9 +92,9 @@ def peers(row: Row) -> Iterator[Contender]:
     """Yield the peers that offer this kind of row; one may still decline when it is prepared or first called."""
     if row.kind == "prefill":
         yield Contender("fa3", "peer", _fa3_varlen)
-        yield Contender("fa3 dense", "peer", _fa3_dense)
+        yield Contender("fa3 dense", "equal lengths", _fa3_dense)
         yield Contender("fa4", "peer", _fa4_varlen)
-        yield Contender("fa4 dense", "peer", _fa4_dense)
+        yield Contender("fa4 dense", "equal lengths", _fa4_dense)
         yield Contender("flashinfer fa3", "peer", _flashinfer_sinks if row.sinks else _flashinfer_ragged)
         if not row.sinks and row.window < 0:
             yield Contender("cudnn", "peer", partial(_sdpa, "CUDNN_ATTENTION"), _heads_first)

@@ -17,13 +17,17 @@ Result = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """The times of one row, in microseconds; None where nothing was timed."""
+    """The times of one row, in microseconds; None where nothing was timed.
+
+    ``peer`` does the op's work, on packed sequences; ``equal`` is the fastest that is told that all lengths are equal.
+    """
 
     row: dict[str, Any]
     selected: float | None
     own: Result | None
     portable: Result | None
     peer: Result | None
+    equal: Result | None
 
     @property
     def name(self) -> str:
@@ -41,7 +45,8 @@ def digest(row: dict[str, Any]) -> Found:
     selected = best(lambda r: r["source"] == "selected")
     own = best(lambda r: r["source"] == "kernel" and not r["library"])
     portable = best(lambda r: r["source"] == "kernel" and not r["library"] and r["name"].startswith("portable/"))
-    return Found(row, us_of(selected), own, portable, best(lambda r: r["source"] == "peer"))
+    peer, equal = best(lambda r: r["source"] == "peer"), best(lambda r: r["source"] == "equal lengths")
+    return Found(row, us_of(selected), own, portable, peer, equal)
 
 
 def us_of(result: Result | None) -> float | None:
@@ -89,6 +94,8 @@ def targets(found: Found, rows: Sequence[Found]) -> Iterator[Target]:
         if found.row["width"] in (64, 128):
             yield Target("own / best peer", ratio(own, peer), 1 / (0.95 if found.row["width"] == 64 else 0.9))
         yield Target("portable / FA3", ratio(portable, peer_us(found, "fa3")), 1 / 0.7)
+        if found.equal is not None:
+            yield Target("selected / best that is told equal lengths", ratio(found.selected, us_of(found.equal)), 1.02)
     elif group == "extend":
         yield Target("selected / best peer", ratio(found.selected, peer), 1.05)
     elif group == "mla":
@@ -144,14 +151,14 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 def summary(rows: Sequence[Found]) -> list[str]:
     """Return the main table of a group."""
     head = ["row", "selected, us", "rate", "kernel", "best own, us", "best peer, us", "selected / peer", "own / peer",
-            "selected / floor"]  # fmt: skip
+            "selected / floor", "told equal lengths, us"]  # fmt: skip
     lines = []
     for f in rows:
         peer = us_of(f.peer)
         lines.append([
             f.name, us_text(f.selected), rate_text(f.row, f.selected), f.row["selected"] or "-", named(f.own),
             named(f.peer), ratio_text(ratio(f.selected, peer)), ratio_text(ratio(us_of(f.own), peer)),
-            ratio_text(ratio(f.selected, f.row["floor_us"])),
+            ratio_text(ratio(f.selected, f.row["floor_us"])), named(f.equal),
         ])  # fmt: skip
     return table(head, lines)
 
@@ -168,7 +175,7 @@ def everything(rows: Sequence[Found]) -> list[str]:
 
 def contenders(rows: Sequence[Found]) -> list[str]:
     """Return the names that were timed on any of the rows or found wrong, ours first."""
-    order = {"selected": 0, "kernel": 1, "peer": 2}
+    order = {"selected": 0, "kernel": 1, "peer": 2, "equal lengths": 3}
     results = [r for f in rows for r in f.row["results"] if r["status"] != "declined"]
     return [n for _, n in sorted({(order[r["source"]], r["name"]) for r in results})]
 
@@ -185,7 +192,9 @@ def markdown(data: dict[str, Any], plots: dict[str, str]) -> str:
         f"{rates['bytes_per_s'] / 1e12:.2f} TB/s and a bf16 product of 8192 x 8192 matrices reached "
         f"{rates['flops_per_s'] / 1e12:.0f} TFLOP/s: the floor is the slower of the least bytes and the operations at "
         "these rates. All calls are in CUDA graphs that take turns; decode, extend and MLA walk over more inputs than "
-        "the L2 cache holds. Host work that a peer does once per step (plan, scheduler metadata) is not in its time.",
+        "the L2 cache holds. Host work that a peer does once per step (plan, scheduler metadata) is not in its time. "
+        "Prefill takes packed sequences of lengths that only the device knows; what is told that they are equal is "
+        "listed apart.",
     ]  # fmt: skip
     text += [f"\n{note}" for note in data.get("notes", ())]
     for group, title in TITLES.items():

@@ -8,6 +8,7 @@ named barriers or the order of memory.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -58,6 +59,16 @@ class Shared:
         found = self.data[int(i)]
         return found if isinstance(found, Barrier) else Shared(found)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.data.view(*shape))
+
+    def slice(self, start: Any, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, int(start), length))
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(*order))
 
@@ -102,6 +113,7 @@ class Descriptor:
         self.view = torch.as_strided(x, tuple(shape), tuple(strides))
         self.box, self.dtype, self.layout = tuple(box), x.dtype, None
         self.base, self.block_shape = x, self.box
+        self.block_type = types.SimpleNamespace(shape=self.box, nbytes=x.itemsize * math.prod(self.box))
 
 
 def _pointer(x: Tensor) -> Pointer:
@@ -123,8 +135,8 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
 
 def _store(pointer: Pointer, value: Tensor, mask: Any = True) -> None:
     offset = torch.as_tensor(pointer.offset)
-    offset, value, mask = torch.broadcast_tensors(offset, value, torch.as_tensor(mask))
-    pointer.storage[offset[mask]] = value[mask]
+    offset, value, mask = torch.broadcast_tensors(offset, torch.as_tensor(value), torch.as_tensor(mask))
+    pointer.storage[offset[mask]] = value[mask].to(pointer.storage.dtype)
 
 
 def _copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, to: Shared) -> None:
@@ -137,9 +149,31 @@ def _copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, to: Share
     source = tuple(slice(a + s.start, a + s.stop) for a, s in zip(start, inside, strict=True))
     if all(s.stop > s.start for s in inside):
         box[tuple(inside)] = view[source]
-    assert to.data.shape == box.shape
-    to.data.copy_(box)
+    assert to.data.numel() == box.numel()
+    to.data.copy_(box.view(to.data.shape))
     barrier.update(0, -box.numel() * box.itemsize)
+
+
+def _write_later(descriptor: Descriptor, at: Sequence[Any], source: Shared) -> None:
+    """Remember to copy a box back: what lies in the buffer when the partition waits is what arrives."""
+    vars(_place).setdefault("writes", []).append((descriptor, [int(a) for a in at], source))
+
+
+def _write_now(_outstanding: int) -> None:
+    for descriptor, at, source in vars(_place).pop("writes", []):
+        assert all(a >= 0 for a in at)
+        to = descriptor.view[tuple(slice(a, a + b) for a, b in zip(at, descriptor.box, strict=True))]
+        to.copy_(source.data.view(descriptor.box)[tuple(slice(0, n) for n in to.shape)])
+
+
+_adding = threading.Lock()
+
+
+def _atomic_add(pointer: Pointer, value: int, sem: str) -> Tensor:
+    with _adding:
+        before = pointer.storage[int(pointer.offset)].clone()
+        pointer.storage[int(pointer.offset)] += value
+    return before
 
 
 def _matrix(x: Any) -> Tensor:
@@ -157,6 +191,8 @@ def _specialize(parts: Sequence[tuple[Callable[..., None], Sequence[Any]]], *_: 
         vars(_place).update(program)
         try:
             function(*arguments)
+            if vars(_place).get("writes"):
+                raise AssertionError("a partition ends before its rows are written")
         except BaseException as error:
             failed.append(error)
 
@@ -173,7 +209,7 @@ def _specialize(parts: Sequence[tuple[Callable[..., None], Sequence[Any]]], *_: 
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
     if layout == "barrier":
         return Shared([Barrier() for _ in range(shape[0])])
-    return Shared(torch.full(tuple(shape), float("nan"), dtype=dtype))
+    return Shared(torch.full(tuple(shape), float("nan") if dtype.is_floating_point else -12345, dtype=dtype))
 
 
 def _init(barrier: Barrier, count: int) -> None:
@@ -182,6 +218,9 @@ def _init(barrier: Barrier, count: int) -> None:
 
 def _layout(*_: Any, **__: Any) -> str:
     return "layout"
+
+
+vars(_layout)["get_default_for"] = _layout
 
 
 def _pair(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -193,10 +232,12 @@ GL = types.SimpleNamespace(
     static_range=range,
     int32=torch.int32,
     int64=torch.int64,
+    float16=torch.float16,
+    bfloat16=torch.bfloat16,
     float32=torch.float32,
     program_id=lambda axis: torch.tensor(_place.program[axis]),
     num_programs=lambda axis: torch.tensor(_place.grid[axis]),
-    arange=lambda a, b, _layout: torch.arange(a, b),
+    arange=lambda a, b, layout: torch.arange(a, b),
     load=_load,
     store=_store,
     minimum=_pair(torch.minimum),
@@ -204,10 +245,13 @@ GL = types.SimpleNamespace(
     where=lambda c, a, b: torch.where(torch.as_tensor(c), torch.as_tensor(a), torch.as_tensor(b)),
     sum=lambda x, axis: x.sum(axis),
     max=lambda x, axis: x.amax(axis),
+    min=lambda x, axis: x.amin(axis),
     exp2=torch.exp2,
     log2=torch.log2,
     zeros=lambda shape, dtype, _layout: torch.zeros(shape, dtype=dtype),
     full=lambda shape, value, dtype, _layout: torch.full(shape, value, dtype=dtype),
+    reshape=lambda x, shape: x.reshape(shape),
+    atomic_add=_atomic_add,
     zeros_like=torch.zeros_like,
     associative_scan=lambda x, axis, _combine: x.cumsum(axis),
     convert_layout=lambda x, _layout: x,
@@ -215,6 +259,7 @@ GL = types.SimpleNamespace(
     allocate_shared_memory=_allocate,
     warp_specialize=_specialize,
     BlockedLayout=_layout,
+    DistributedLinearLayout=_layout,
     SliceLayout=_layout,
     NVMMADistributedLayout=_layout,
     NVMMASharedLayout=_layout,
@@ -224,14 +269,16 @@ GL = types.SimpleNamespace(
 HOPPER = types.SimpleNamespace(
     fence_async_shared=lambda: None,
     warpgroup_mma=_multiply,
-    warpgroup_mma_wait=lambda _count, deps: deps[0] if len(deps) == 1 else tuple(deps),
-    tma=types.SimpleNamespace(async_copy_global_to_shared=_copy),
+    warpgroup_mma_wait=lambda num_outstanding, deps: deps[0] if len(deps) == 1 else tuple(deps),
+    tma=types.SimpleNamespace(
+        async_copy_global_to_shared=_copy, async_copy_shared_to_global=_write_later, store_wait=_write_now
+    ),
     mbarrier=types.SimpleNamespace(
         MBarrierLayout=lambda: "barrier",
         init=_init,
         wait=lambda bar, phase: bar.wait(int(phase)),
         expect=lambda bar, size: bar.update(1, size),
-        arrive=lambda bar, count: bar.update(count, 0),
+        arrive=lambda bar, count, pred=True: bar.update(count, 0) if pred else None,
     ),
 )
 
@@ -243,7 +290,9 @@ class Kernel:
         self.function = function
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        def launch(*arguments: Any, num_warps: int, launch_pdl: bool = False, **constants: Any) -> None:
+        def launch(
+            *arguments: Any, num_warps: int, launch_pdl: bool = False, maxnreg: int = 0, **constants: Any
+        ) -> None:
             given = [
                 _pointer(a) if isinstance(a, Tensor) else torch.tensor(a) if isinstance(a, int) else a
                 for a in arguments
@@ -267,10 +316,11 @@ def _gather(names: dict[str, Any], scope: dict[str, Any]) -> None:
             _gather(source.__globals__, scope)
 
 
-def emulate(declared: dict[str, Any]) -> dict[str, Kernel]:
+def emulate(declared: dict[str, Any], **instead: Callable[..., Any]) -> dict[str, Kernel]:
     """Return the kernels of a file as ones that run here; ``declared`` are its ``gluon_jit`` objects by a name.
 
-    Device functions of files that it uses come along; their names must not be taken twice.
+    Device functions of files that it uses come along; their names must not be taken twice. ``instead`` are stand-ins
+    for those that are in assembly, or ask for a layout.
     """
     scope: dict[str, Any] = {}
     for kernel in declared.values():
@@ -279,4 +329,5 @@ def emulate(declared: dict[str, Any]) -> dict[str, Kernel]:
     for name, value in list(scope.items()):
         if isinstance(value, types.FunctionType):
             scope[name] = types.FunctionType(value.__code__, scope, name, value.__defaults__)
+    scope |= instead
     return {name: Kernel(scope[kernel.function.__name__]) for name, kernel in declared.items()}

@@ -37,10 +37,12 @@ def chosen(batch: int, context: int, group: int, kv_heads: int, width: int, *, p
         (chosen(256, 1024, 8, 8, 64), (16, 64, 4, 3), Cut(1, 0)),
         (chosen(64, 4096, 8, 8, 64, window=127), (16, 64, 4, 4), Cut(1, 0)),
         (chosen(128, 4096, 8, 1, 128), (16, 64, 4, 4), Cut(1, 0)),
-        (chosen(16, 4096, 8, 8, 128, q_len=4), (32, 64, 4, 4), Cut(1, 0)),
+        (chosen(16, 4096, 8, 8, 128, q_len=4), (64, 64, 4, 4), Cut(1, 0)),
         (chosen(64, 32768, 8, 8, 128, q_len=4, ragged=True), (32, 64, 4, 3), Cut(1, 0)),
         (chosen(16, 8192, 8, 8, 128, q_len=64, ragged=True), (64, 64, 4, 3), Cut(1, 0)),
-        (chosen(1, 8192, 8, 8, 128, q_len=8192, page=0), (128, 64, 8, 3), Cut(1, 0)),
+        (chosen(1, 8192, 8, 8, 128, q_len=8192, page=0), (128, 64, 8, 2), Cut(1, 0)),
+        (chosen(1, 8192, 8, 8, 96, q_len=8192, page=0), (128, 64, 8, 3), Cut(1, 0)),
+        (chosen(1, 8192, 1, 16, 256, q_len=8192, page=0), (128, 64, 8, 2), Cut(1, 0)),
         (chosen(4, 4096, 8, 8, 64, q_len=4096, page=0), (128, 64, 8, 3), Cut(1, 0)),
         (chosen(4, 4096, 8, 8, 64, q_len=4096, page=0, window=127), (64, 32, 4, 5), Cut(1, 0)),
         (chosen(64, 16384, 8, 8, 128), (16, 64, 4, 4), Cut(2, 62)),
@@ -48,6 +50,26 @@ def chosen(batch: int, context: int, group: int, kv_heads: int, width: int, *, p
 )
 def test_what_was_fastest_is_chosen(got: tuple[Config, Cut], tile: tuple[int, ...], cut: Cut) -> None:
     assert (got[0][:4], got[1]) == (tile, cut)
+
+
+@pytest.mark.parametrize(
+    ("width", "chip", "registers", "flags"),
+    [
+        (64, H200, 128, {"NEAR"}),
+        (96, H200, 0, set()),
+        (128, H200, 128, {"NEAR"}),
+        (256, H200, 0, {"AHEAD"}),
+        (576, H200, 0, {"APART"}),
+        (128, Chip(False, 227 << 10, True, True), 0, set()),
+        (256, Chip(True, 160 << 10), 0, set()),
+        (576, Chip(False, 163 << 10), 0, set()),
+    ],
+)
+def test_only_sm90_runs_what_was_measured_there(width: int, chip: Chip, registers: int, flags: set[str]) -> None:
+    values, keys = (512, Keys(2, 64, -1, True)) if width == 576 else (width, Keys(2, 0, -1))
+    c = tiles.choose_config(65536, width, values, torch.bfloat16, keys, chip)
+    found = tiles.program_flags(c, keys, width, values, chip)
+    assert (c.registers, {n for n in ("AHEAD", "APART", "NEAR") if found[n]}) == (registers, flags)
 
 
 def test_what_a_deal_cannot_count_is_not_dealt() -> None:

@@ -86,6 +86,8 @@ def made_row(row: Row, **times: float) -> dict[str, Any]:
         if key in times
     ]
     results.append({"name": "fa3", "source": "peer", "us": times["fa3"], **ok})
+    if "dense" in times:
+        results.append({"name": "fa3 dense", "source": "equal lengths", "us": times["dense"], **ok})
     results.append({"name": "flashinfer fa3", "source": "peer", "status": "WRONG", "note": "off | by one"})
     return {
         "row": row.name, "group": row.group, "kind": row.kind, "width": row.width, "window": row.window,
@@ -95,10 +97,12 @@ def made_row(row: Row, **times: float) -> dict[str, Any]:
 
 def test_targets_compare_with_the_right_times() -> None:
     row = next(r for r in ROWS if r.group == "prefill" and r.width == 64 and r.window < 0)
-    found = digest(made_row(row, selected=103.0, own=104.0, portable=150.0, wrapped=90.0, fa3=100.0))
+    found = digest(made_row(row, selected=103.0, own=104.0, portable=150.0, wrapped=90.0, fa3=100.0, dense=95.0))
     assert found.own is not None and found.own["us"] == 104.0
     verdicts = {t.what: t.verdict for t in targets(found, [found])}
+    told = verdicts.pop("selected / best that is told equal lengths")
     assert verdicts == {"selected / best peer": "MISSED", "own / best peer": "met", "portable / FA3": "MISSED"}
+    assert told == "MISSED" and found.peer is not None and found.peer["us"] == 100.0
 
 
 def test_fp8_decode_is_compared_with_the_same_row_in_bf16() -> None:

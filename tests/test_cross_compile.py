@@ -87,6 +87,7 @@ def build(part: Part, case: Any) -> Any:
         options = case.options
     else:
         options = {"num_warps": case.config.warps, "num_stages": case.config.stages}
+        options |= {"maxnreg": case.config.registers} if case.config.registers else {}
     return triton.compile(source_of(case), target=GPUTarget(part.backend, part.arch, part.lanes), options=options)
 
 

@@ -63,6 +63,9 @@ CASES = {
     "verify, two tiles": ([1, 3, 66, 0, 129], 30, 3, 64, latent.DEFAULT),
     "page 16": ([1, 17, 64, 100], 20, 2, 16, latent.Plan(1, 1)),
     "page 128": ([127, 129, 300], 40, 1, 128, latent.Plan(1, 1)),
+    "three lanes, flat line": ([200, 64, 0, 130], 50, 3, 64, latent.Plan(1, 0)),
+    "three lanes of two tiles, chunks": ([200, 64], 70, 5, 64, latent.Plan(1, 100)),
+    "three lanes of two tiles, flat line": ([200, 64, 0, 129, 500], 70, 5, 64, latent.Plan(1, 0)),
     "few rows, one key": ([1], 4, 1, 64, latent.DEFAULT),
     "few rows, one request cut three times": ([1000], 16, 1, 64, latent.Plan(1, 4)),
     "few rows, chunks": ([200, 64, 0, 130], 16, 1, 64, latent.Plan(1, 100)),
@@ -85,6 +88,53 @@ def test_the_emulated_kernel_equals_the_oracle(case: str) -> None:
     got, got_lse = attend(given, plan)
     compare(got, want)
     compare(got_lse, want_lse, dtype=torch.float16)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("slots", [4, 7])
+@pytest.mark.parametrize("plan", [latent.Plan(1, 0), latent.Plan(1, 100)])
+def test_lanes_of_programs_share_out_the_same_keys(
+    slots: int, plan: latent.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent, "multiprocessors", lambda _device: slots)
+    monkeypatch.setattr(latent, "lanes_of", lambda tiles, _slots: tiles)
+    lens = [300, 64, 0, 129, 190]
+    given = call(lens, 60, 2, 64)
+    rest = {"max_seqlen_k": max(lens), "kv_lora_rank": 512, "qk_nope_head_dim": 128, "softmax_scale": 0.07}
+    want, want_lse = oracle("mla_decode_with_kvcache", **given, **rest, return_lse=True)
+    got, got_lse = attend(given, plan)
+    compare(got, want)
+    compare(got_lse, want_lse, dtype=torch.float16)
+
+
+def test_no_lane_leaves_many_multiprocessors_idle() -> None:
+    assert [latent.lanes_of(tiles, 132) for tiles in (1, 2, 3, 4, 5, 8, 50, 127)] == [1, 2, 3, 4, 5, 8, 25, 127]
+    assert [latent.lanes_of(tiles, 78) for tiles in (2, 7, 64)] == [2, 7, 4]
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("lens", "heads"), [([700], 40), ([900, 0, 64], 40), ([700], 16), ([900, 0, 64], 5)])
+def test_a_tile_may_have_more_parts_than_the_join_reads_together(
+    lens: list[int], heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent, "multiprocessors", lambda _device: 12)
+    given = call(lens, heads, 1, 64)
+    rest = {"max_seqlen_k": max(lens), "kv_lora_rank": 512, "qk_nope_head_dim": 128, "softmax_scale": 0.07}
+    want, want_lse = oracle("mla_decode_with_kvcache", **given, **rest, return_lse=True)
+    got, got_lse = attend(given, latent.Plan(1, 4))
+    compare(got, want)
+    compare(got_lse, want_lse, dtype=torch.float16)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("power", [-40, 40])
+def test_parts_keep_values_that_fp16_could_not(power: int) -> None:
+    given = call([200, 64, 0, 130], 40, 1, 64)
+    plan = latent.Plan(1, 100)
+    want, _ = attend(given, plan)
+    given["kv_cache"] = given["kv_cache"] * 2.0**power
+    got, _ = attend(given, plan, 0.07 * 2.0**-power)
+    compare(got * 2.0**-power, want)
 
 
 @pytest.mark.usefixtures("programs")
@@ -128,4 +178,5 @@ def test_a_tensor_map_is_made_once_and_does_not_keep_the_tensor() -> None:
 @pytest.mark.parametrize(("batch", "rows"), [(1, 128), (1, 16), (16, 128), (64, 128), (300, 256)])
 def test_the_join_covers_all_columns_and_rows(batch: int, rows: int) -> None:
     sizes = latent.join_sizes(batch, rows, -(-rows // latent.height_of(rows)), 132)
-    assert 4 % sizes["WARPS"] == 0 and latent.height_of(rows) % sizes["TAKE"] == 0
+    assert sizes["TAKE"] % (4 // sizes["SPREAD"]) == 0 and latent.height_of(rows) % sizes["TAKE"] == 0
+    assert sizes["PARTS"] % sizes["SPREAD"] == 0

@@ -192,3 +192,57 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             ran += 1
 print(paired, ran)
 """
+
+
+@pytest.mark.slow
+def test_programs_for_sm90_give_the_same_result() -> None:
+    """Values a round behind, near rows, and latent scores shared out: chosen by shared memory, which a CPU has not."""
+    assert interpret("-c", HOPPER).split() == ["AHEAD", "6", "APART", "4", "NEAR", "4"]
+
+
+HOPPER = """
+from collections import Counter
+
+import torch
+import tskernel
+from attention_cases import latent_call, normal, pages, ragged_call
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _attention_launch as flash
+from tskernel.testing import compare, oracle
+
+torch.set_num_threads(1)
+flash.chip_of = lambda _: flash.Chip(False, 227 << 10, False, True)
+plain, seen = flash._choose, Counter()
+def choose(*given):
+    choice = plain(*given)
+    seen.update(n for n in ("AHEAD", "APART", "NEAR") if choice.flags[n])
+    return choice
+flash._choose = choose
+
+def same(op, call):
+    call["return_lse"] = True
+    compare(getattr(tskernel, op)(**call, override=f"portable/{op}/triton"), oracle(op, **call))
+
+for width in (256, 128):
+    more = {"logit_cap": 5.0, "sinks": torch.tensor([0.5, -1.0, 2.0, float("-inf")])}
+    for q, k, options in (
+        ([150, 0, 64, 1], [150, 0, 64, 1], {}),
+        ([70, 33, 20], [200, 10, 0], more),
+        ([70, 33], [33, 130], {"is_causal": False}),
+    )[: 3 if width == 256 else 2]:
+        for spare in (0, 3) if width == 256 or not options else (3,):
+            same("mha_prefill", ragged_call(normal(q, k, (4, 2), width, dtype=torch.bfloat16), spare, **options))
+            if width == 128 and spare == 3 and not options:
+                same("mha_prefill", ragged_call(normal(q, k, (4, 2), 64, dtype=torch.bfloat16), spare))
+for size in (64, 16):
+    for tokens in (1, 2):
+        make = torch.Generator().manual_seed(1)
+        q = [torch.randn(tokens, 64 // tokens, 576, generator=make).bfloat16() for _ in range(3)]
+        latents = [torch.randn(n, 576, generator=make).bfloat16() for n in (70, 130, tokens)]
+        call = latent_call("mla_decode_with_kvcache", q, latents, 512, nope=128)
+        names = ("kv_cache", "page_table", "cache_seqlens")
+        same("mla_decode_with_kvcache", call | dict(zip(names, pages([x.unsqueeze(1) for x in latents], size))))
+for name in sorted(seen):
+    print(name, seen[name])
+"""

@@ -49,16 +49,28 @@ def _search(tile, cu_q, cu_k, sequences, rows, TOKENS: gl.constexpr):
 
 
 @gluon_jit
-def _turn_of(turn, tiles, HEADS: gl.constexpr):
-    """Return the tile and the block of heads of a program's turn, and whether there is one.
+def _take(taken):
+    """Return the next job that no program of this group of heads has; the first ones are as many as programs."""
+    return gl.num_programs(0) + gl.atomic_add(taken + gl.program_id(1), 1, sem="relaxed")
 
-    The last tiles see the most keys: first come, first served, back and forth over the programs, so that none always
-    gets the longest. ``HEADS`` blocks of heads go side by side: what they read stays in the L2 cache.
-    """
-    programs = gl.num_programs(0)
-    program = gl.program_id(0)
-    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-    return tiles - 1 - index // HEADS, gl.program_id(1) * HEADS + index % HEADS, index < tiles * HEADS
+
+@gluon_jit
+def _publish(job, turn, jobs, j_full, j_empty):
+    """Tell the consumers which job is next."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    hopper.mbarrier.wait(j_empty.index(turn % 2), ((turn // 2) & 1) ^ 1)
+    jobs.index(turn % 2).store(gl.full([32], 0, gl.int32, LAYOUT) + job)
+    hopper.mbarrier.arrive(j_full.index(turn % 2), count=1)
+
+
+@gluon_jit
+def _next(turn, jobs, j_full, j_empty):
+    """Return the job of a consumer's turn."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    hopper.mbarrier.wait(j_full.index(turn % 2), (turn // 2) & 1)
+    job = gl.max(jobs.index(turn % 2).load(LAYOUT), 0)
+    hopper.mbarrier.arrive(j_empty.index(turn % 2), count=1)
+    return job
 
 
 @gluon_jit
@@ -76,6 +88,24 @@ def _keys(first, q_len, k_len, exists, window,
 
 
 @gluon_jit
+def _open(job, base, end, q_start, q_len, k_start, k_len, work,
+          HEADS: gl.constexpr, TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Return a job's block of heads, first token, first key and number of blocks of keys, and its sequence.
+
+    The last tiles, which see the most keys, are the first jobs. ``HEADS`` blocks of heads go side by side: what they
+    read stays in the L2 cache.
+    """
+    cu_q, cu_k, sequences, tiles, rows, window, _taken = work
+    exists = job < tiles * HEADS
+    tile, block = tiles - 1 - job // HEADS, gl.program_id(1) * HEADS + job % HEADS
+    if exists & ((tile < base) | (tile >= end)):
+        base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
+    first = (tile - base) * TOKENS
+    left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    return block, first, left, count, base, end, q_start, q_len, k_start, k_len
+
+
+@gluon_jit
 def _fetch(desc, row, head, full, buffers, stage):
     """Copy rows of one head into a stage of a ring."""
     hopper.mbarrier.expect(full.index(stage), desc.block_type.nbytes)
@@ -87,24 +117,22 @@ def _produce(q_desc, k_desc, v_desc, rings, work,
              HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
              Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
              WINDOW: gl.constexpr):
-    """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead."""
+    """Copy the queries of each tile, then its keys and values from the last block to the first, keys one ahead.
+
+    What frees a stage of the keys is done with the values before it too.
+    """
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
-    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, _turns = rings
-    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
+    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, _turns, jobs, j_full, j_empty = rings
+    tiles, taken = work[3], work[6]
     step = 0
     served = 0
-    base = 0
-    end = 0
-    q_start = 0
-    q_len = 0
-    k_start = 0
-    k_len = 0
-    for turn in range(0, turns_each):
-        tile, block, exists = _turn_of(turn, tiles, HEADS)
-        if (tile < base) | (tile >= end):
-            base, end, q_start, q_len, k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
-        first = (tile - base) * TOKENS
-        left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    turn = 0
+    job = gl.program_id(0)
+    block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
+        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    _publish(job, turn, jobs, j_full, j_empty)
+    while job < tiles * HEADS:
+        turn += 1
         if count > 0:
             kv_head = block * PACK // GROUP
             for w in gl.static_range(CONSUMERS):
@@ -113,19 +141,25 @@ def _produce(q_desc, k_desc, v_desc, rings, work,
                 _fetch(q_desc, q_start + first + w * (64 // PACK), block * PACK, q_full, q_bufs, stage)
             served += 1
             at = k_start + left + (count - 1) * BLOCK_N
-            hopper.mbarrier.wait(freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
+            hopper.mbarrier.wait(k_freed.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
             _fetch(k_desc, at, kv_head, k_full, k_bufs, step % STAGES)
             for _ in range(1, count):
                 ahead = step + 1
-                # What frees the keys' stage is done with the values before it too.
-                hopper.mbarrier.wait(freed.index(ahead % STAGES), ((ahead // STAGES) & 1) ^ 1)
+                hopper.mbarrier.wait(k_freed.index(ahead % STAGES), ((ahead // STAGES) & 1) ^ 1)
                 _fetch(k_desc, at - BLOCK_N, kv_head, k_full, k_bufs, ahead % STAGES)
                 _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
                 at -= BLOCK_N
                 step = ahead
-            hopper.mbarrier.wait(freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
+            # The answer takes no longer than the stage to become free.
+            job = _take(taken)
+            hopper.mbarrier.wait(k_freed.index((step + 1) % STAGES), (((step + 1) // STAGES) & 1) ^ 1)
             _fetch(v_desc, at, kv_head, v_full, v_bufs, step % STAGES)
             step += 1
+        else:
+            job = _take(taken)
+        _publish(job, turn, jobs, j_full, j_empty)
+        block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
+            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
 
 
 @gluon_jit
@@ -140,15 +174,8 @@ def _sums(weights, BLOCK_N: gl.constexpr):
 
 
 @gluon_jit
-def _hold(total):
-    """Return sums as they are, but not before they are there.
-
-    The assembler would move a wait for a product ahead of the softmax that is to run beside it. It keeps a wait behind
-    an instruction with an effect: here a sleep that never comes, since the sums are not negative.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; @never nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f",
-        [total], dtype=gl.float32, is_pure=False, pack=1)
+def _fade(total, shrink):
+    return total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
 
 
 @gluon_jit
@@ -230,10 +257,15 @@ def _clean(v_buf, valid, BLOCK_N: gl.constexpr, D_V: gl.constexpr):
 
 
 @gluon_jit
-def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, window, factor, cap,
-          q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
+def _scale_rows(acc, by, O_LAYOUT: gl.constexpr):
+    return acc * gl.convert_layout(by, gl.SliceLayout(1, O_LAYOUT))[:, None]
+
+
+@gluon_jit
+def _walk(acc, pairs, top, total, shrink, step, blocks_from, blocks_to, own, left, window, factor, cap,
+          q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns,
           W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
-          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr,
+          CAP: gl.constexpr, FUSED: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
     """Score the key blocks from ``blocks_to - 1`` down to ``blocks_from``, each time adding the block before."""
     dtype: gl.constexpr = v_bufs.dtype
@@ -244,37 +276,44 @@ def _walk(acc, pairs, top, total, step, blocks_from, blocks_to, own, left, windo
         hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
         if TURNS:
             hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
-        nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+        s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
+        if LATE:
+            acc = _scale_rows(acc, shrink, O_LAYOUT)
         hopper.mbarrier.wait(v_full.index(last), ((step - 1) // STAGES) & 1)
         acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(last), acc, is_async=True)
         if TURNS:
             hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-        if HOLD:
-            s = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[s])
-        else:
-            s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
-            hopper.mbarrier.arrive(freed.index(stage), count=1)
+        s, acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s, acc])
+        hopper.mbarrier.arrive(k_freed.index(stage), count=1)
         s = _soften(s, factor, cap, CAP, FUSED)
         if MASKED:
             s = _mask(s, own, left + n * BLOCK_N, window, BLOCK_N, WINDOW, S_LAYOUT)
         weights, top, shrink = _weigh(s, top, factor, FUSED, MASKED)
-        fade = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))
-        total = total * fade[:, None] + _sums(weights, BLOCK_N)
+        total = _fade(total, shrink) + _sums(weights, BLOCK_N)
         pairs = _pack(weights, dtype, BLOCK_N)
-        if HOLD:
-            total = _hold(total)
-            acc, pairs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[acc, pairs])
-            hopper.mbarrier.arrive(freed.index(stage), count=1)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        if not LATE:
+            acc = _scale_rows(acc, shrink, O_LAYOUT)
         step += 1
-    return acc, pairs, top, total, step
+    return acc, pairs, top, total, shrink, step
 
 
 @gluon_jit
-def _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
+def _rows(out, value, block, q_start, q_len, mine, out_row, out_head,
+          DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, WIDE: gl.constexpr):
+    """Write the rows that exist, 16 bytes a thread."""
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, WIDE))
+    token = mine + row // PACK
+    column = gl.arange(0, D_V, layout=gl.SliceLayout(0, WIDE))
+    to = (q_start + token).to(gl.int64) * out_row + (block * PACK + row % PACK) * out_head
+    gl.store(out + to[:, None] + column[None, :], value, mask=(token < q_len)[:, None] & (column < DV)[None, :])
+
+
+@gluon_jit
+def _finish(acc, top, total, out, out_desc, lse, sinks, buffer, block, q_start, q_len, mine,
+            out_row, out_head, lse_row, lse_head,
             DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
-            S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
+            BULK: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
     """Normalise and write the rows that exist; the sink enters the denominator only."""
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
     token = mine + row // PACK
@@ -286,61 +325,97 @@ def _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine, out_r
     if SINKS:
         sink = gl.load(sinks + head).to(gl.float32)
         total = total + _exp2(sink * 1.4426950408889634 - base)
-    share = 1.0 / gl.where(total == 0.0, 1.0, total)
-    acc = acc * gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    acc = _scale_rows(acc, 1.0 / gl.where(total == 0.0, 1.0, total), O_LAYOUT)
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
-    value = gl.convert_layout(acc.to(out.dtype.element_ty), WIDE)
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, WIDE))
-    token = mine + row // PACK
-    column = gl.arange(0, D_V, layout=gl.SliceLayout(0, WIDE))
-    to = (q_start + token).to(gl.int64) * out_row + (block * PACK + row % PACK) * out_head
-    gl.store(out + to[:, None] + column[None, :], value, mask=(token < q_len)[:, None] & (column < DV)[None, :])
+    value = acc.to(out.dtype.element_ty)
+    if BULK:
+        buffer.reshape([64, D_V]).store(value)
+        hopper.fence_async_shared()
+        if mine + 64 // PACK <= q_len:
+            hopper.tma.async_copy_shared_to_global(out_desc, [q_start + mine, block * PACK, 0], buffer)
+        else:
+            _rows(out, buffer.reshape([64, D_V]).load(WIDE), block, q_start, q_len, mine, out_row, out_head,
+                  DV, D_V, PACK, WIDE)
+    else:
+        _rows(out, gl.convert_layout(value, WIDE), block, q_start, q_len, mine, out_row, out_head, DV, D_V, PACK, WIDE)
 
 
 @gluon_jit
-def _attend_tile(acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                 q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns,
+def _blank(out, lse, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
+           DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, LSE: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Write the rows of a tile without keys."""
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D_V, D_V // 8], [4, 1], [1, 0])
+    if LSE:
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+        token = mine + row // PACK
+        to_lse = (q_start + token).to(gl.int64) * lse_row + (block * PACK + row % PACK) * lse_head
+        gl.store(lse + to_lse, row * 0.0 + float("-inf"), mask=token < q_len)
+    _rows(out, gl.zeros([64, D_V], out.dtype.element_ty, WIDE), block, q_start, q_len, mine, out_row, out_head,
+          DV, D_V, PACK, WIDE)
+
+
+@gluon_jit
+def _write(acc, top, total, seen, out, out_desc, lse, sinks, buffer, to, strides,
+           DV: gl.constexpr, D_V: gl.constexpr, PACK: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+           BULK: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
+    """Write the rows of a tile, if it has any; a tile without keys owns no buffer."""
+    block, q_start, q_len, mine = to
+    out_row, out_head, lse_row, lse_head = strides
+    if mine < q_len:
+        if BULK:
+            if seen > 0:
+                _finish(acc, top, total, out, out_desc, lse, sinks, buffer, block, q_start, q_len, mine,
+                        out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, True, S_LAYOUT, O_LAYOUT)
+            else:
+                _blank(out, lse, block, q_start, q_len, mine, out_row, out_head, lse_row, lse_head,
+                       DV, D_V, PACK, LSE, S_LAYOUT)
+        else:
+            _finish(acc, top, total, out, out_desc, lse, sinks, buffer, block, q_start, q_len, mine,
+                    out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, False, S_LAYOUT, O_LAYOUT)
+
+
+@gluon_jit
+def _attend_tile(s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
+                 q_buf, q_empty_before, served, k_bufs, v_bufs, k_full, v_full, k_freed, turns,
                  W: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
                  D_V: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-                 FUSED: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr,
+                 FUSED: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):
-    """Go through a tile's key blocks, the last first, scores of a block with the values of the one before."""
+    """Go through a tile's key blocks, the last first, scores of a block with the values of the one before.
+
+    BULK, the stage of the queries before these is given back when the copy engine has taken that tile's rows from it.
+    """
     dtype: gl.constexpr = v_bufs.dtype
     stage = step % STAGES
-    phase = (step // STAGES) & 1
-    hopper.mbarrier.wait(k_full.index(stage), phase)
-    if TURNS:
-        hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
-    nothing = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-    s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    if TURNS:
-        hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
-    s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
-    hopper.mbarrier.arrive(freed.index(stage), count=1)
     s = _soften(s, factor, cap, CAP, FUSED)
     start = left + (count - 1) * BLOCK_N
     s = _mask(s, own, start, window, BLOCK_N, WINDOW, S_LAYOUT)
-    weights, top, _shrink = _weigh(s, top, factor, FUSED, True)
+    weights, top, shrink = _weigh(s, top, factor, FUSED, True)
     total = _sums(weights, BLOCK_N)
     pairs = _pack(weights, dtype, BLOCK_N)
+    if BULK:
+        hopper.tma.store_wait(0)
+        hopper.mbarrier.arrive(q_empty_before, count=1, pred=served > 0)
     if start + BLOCK_N > k_len:
-        hopper.mbarrier.wait(v_full.index(stage), phase)
+        hopper.mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         _clean(v_bufs.index(stage), k_len - start, BLOCK_N, D_V)
     step += 1
     if CAUSAL:
-        acc, pairs, top, total, step = _walk(
-            acc, pairs, top, total, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor, cap,
-            q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-    acc, pairs, top, total, step = _walk(
-        acc, pairs, top, total, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor, cap,
-        q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-        WINDOW, CAP, FUSED, False, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        acc, pairs, top, total, shrink, step = _walk(
+            acc, pairs, top, total, shrink, step, gl.minimum(free_to, count - 1), count - 1, own, left, window, factor,
+            cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    acc, pairs, top, total, shrink, step = _walk(
+        acc, pairs, top, total, shrink, step, free_from, gl.minimum(free_to, count - 1), own, left, window, factor,
+        cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+        WINDOW, CAP, FUSED, False, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
     if WINDOW:
-        acc, pairs, top, total, step = _walk(
-            acc, pairs, top, total, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor, cap,
-            q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
-            WINDOW, CAP, FUSED, True, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+        acc, pairs, top, total, shrink, step = _walk(
+            acc, pairs, top, total, shrink, step, 0, gl.minimum(free_from, count - 1), own, left, window, factor,
+            cap, q_buf, k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N,
+            WINDOW, CAP, FUSED, True, TURNS, LATE, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+    if LATE:
+        acc = _scale_rows(acc, shrink, O_LAYOUT)
     stage = (step - 1) % STAGES
     hopper.mbarrier.wait(v_full.index(stage), ((step - 1) // STAGES) & 1)
     acc = hopper.warpgroup_mma(_unpack(pairs, dtype, BLOCK_N, P_LAYOUT), v_bufs.index(stage), acc, is_async=True)
@@ -362,56 +437,91 @@ def _free(first, q_len, shift, left, count, k_len, window, TOKENS: gl.constexpr,
 
 
 @gluon_jit
-def _consume(rings, work, factors, strides, out, lse, sinks,
+def _nothing(D_V: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
+    """Return a tile's sum of values, highest score and sum of weights before its first block."""
+    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    return gl.zeros([64, D_V], gl.float32, O_LAYOUT), top, gl.zeros([64], gl.float32, gl.SliceLayout(1, S_LAYOUT))
+
+
+@gluon_jit
+def _last_keys(mine, shift, k_len, PACK: gl.constexpr, CAUSAL: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Return each row's last key.
+
+    Rows behind the sequence's last have nothing to hide but what lies behind its last key.
+    """
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    return gl.minimum(mine + row // PACK + shift, k_len - 1) if CAUSAL else row * 0 + k_len - 1
+
+
+@gluon_jit
+def _first_scores(step, served, rings, W: gl.constexpr, CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr,
+                  STAGES: gl.constexpr, BLOCK_N: gl.constexpr, TURNS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Return the scores of a tile's last block of keys."""
+    q_bufs, k_bufs, _v, q_full, _e, k_full, _f, k_freed, turns, _j, _jf, _je = rings
+    of = served % Q_STAGES * CONSUMERS + W
+    stage = step % STAGES
+    hopper.mbarrier.wait(q_full.index(of), (served // Q_STAGES) & 1)
+    hopper.mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+    if TURNS:
+        hopper.mbarrier.wait(turns.index(W), (step & 1) ^ (1 if W == 0 else 0))
+    q_buf = q_bufs.index(of).reshape([64, q_bufs.shape[3]])
+    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    s = hopper.warpgroup_mma(q_buf, k_bufs.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
+    if TURNS:
+        hopper.mbarrier.arrive(turns.index((W + 1) % CONSUMERS), count=1)
+    s = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[s])
+    hopper.mbarrier.arrive(k_freed.index(stage), count=1)
+    return s
+
+
+@gluon_jit
+def _consume(rings, work, factors, strides, out, out_desc, lse, sinks,
              W: gl.constexpr, DV: gl.constexpr, D_V: gl.constexpr, HEADS: gl.constexpr, PACK: gl.constexpr,
              CONSUMERS: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr,
              CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, FUSED: gl.constexpr, SINKS: gl.constexpr,
-             LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr):
-    """Compute the W-th 64 rows of each tile."""
+             LSE: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr):
+    """Compute the W-th 64 rows of each tile.
+
+    BULK, rows leave through the buffer of their queries, which is free again only when the copy engine has read it:
+    during the next tile.
+    """
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, turns = rings
-    cu_q, cu_k, sequences, tiles, turns_each, rows, window = work
-    factor, cap = factors
-    out_row, out_head, lse_row, lse_head = strides
-    step = 0
-    served = 0
-    base = 0
-    end = 0
-    q_start = 0
-    q_len = 0
-    _k_start = 0
-    k_len = 0
-    for turn in range(0, turns_each):
-        tile, block, exists = _turn_of(turn, tiles, HEADS)
-        if (tile < base) | (tile >= end):
-            base, end, q_start, q_len, _k_start, k_len = _search(tile, cu_q, cu_k, sequences, rows, TOKENS)
-        first = (tile - base) * TOKENS
-        left, count = _keys(first, q_len, k_len, exists, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    q_bufs, k_bufs, v_bufs, _q_full, q_empty, k_full, v_full, k_freed, turns, jobs, j_full, j_empty = rings
+    tiles, window = work[3], work[5]
+    step, turn, served = 0, 0, 0
+    job = _next(turn, jobs, j_full, j_empty)
+    block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
+        job, job * 0, job * 0, job * 0, job * 0, job * 0, job * 0, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+    while job < tiles * HEADS:
         mine = first + W * (64 // PACK)
-        acc = gl.zeros([64, D_V], gl.float32, O_LAYOUT)
-        top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        stage = served % Q_STAGES * CONSUMERS + W
+        acc, top, total = _nothing(D_V, S_LAYOUT, O_LAYOUT)
         if count > 0:
             shift = k_len - q_len
-            row = gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
-            # Rows behind the sequence's last have nothing to hide but what lies behind its last key.
-            own = gl.minimum(mine + row // PACK + shift, k_len - 1) if CAUSAL else row * 0 + k_len - 1
+            own = _last_keys(mine, shift, k_len, PACK, CAUSAL, S_LAYOUT)
             free_from, free_to = _free(first, q_len, shift, left, count, k_len, window, TOKENS, BLOCK_N, CAUSAL, WINDOW)
-            stage = served % Q_STAGES * CONSUMERS + W
-            hopper.mbarrier.wait(q_full.index(stage), (served // Q_STAGES) & 1)
-            q_buf = q_bufs.index(stage).reshape([64, q_bufs.shape[3]])
+            s = _first_scores(step, served, rings, W, CONSUMERS, Q_STAGES, STAGES, BLOCK_N, TURNS, S_LAYOUT)
             acc, top, total, step = _attend_tile(
-                acc, top, step, count, free_from, free_to, own, left, k_len, window, factor, cap,
-                q_buf, k_bufs, v_bufs, k_full, v_full, freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
-                CAUSAL, WINDOW, CAP, FUSED, TURNS, HOLD, S_LAYOUT, O_LAYOUT, P_LAYOUT)
-            hopper.mbarrier.arrive(q_empty.index(stage), count=1)
+                s, acc, top, step, count, free_from, free_to, own, left, k_len, window, factors[0], factors[1],
+                q_bufs.index(stage).reshape([64, q_bufs.shape[3]]),
+                q_empty.index((served + Q_STAGES - 1) % Q_STAGES * CONSUMERS + W), served,
+                k_bufs, v_bufs, k_full, v_full, k_freed, turns, W, CONSUMERS, STAGES, BLOCK_N, D_V,
+                CAUSAL, WINDOW, CAP, FUSED, TURNS, LATE, BULK, S_LAYOUT, O_LAYOUT, P_LAYOUT)
+            if not BULK:
+                hopper.mbarrier.arrive(q_empty.index(stage), count=1)
             served += 1
-        if exists & (mine < q_len):
-            _finish(acc, top, total, out, lse, sinks, block, q_start, q_len, mine,
-                    out_row, out_head, lse_row, lse_head, DV, D_V, PACK, SINKS, LSE, S_LAYOUT, O_LAYOUT)
+        to, seen = (block, q_start, q_len, mine), count
+        turn += 1
+        job = _next(turn, jobs, j_full, j_empty)
+        block, first, left, count, base, end, q_start, q_len, k_start, k_len = _open(
+            job, base, end, q_start, q_len, k_start, k_len, work, HEADS, TOKENS, BLOCK_N, CAUSAL, WINDOW)
+        _write(acc, top, total, seen, out, out_desc, lse, sinks, q_bufs.index(stage), to, strides,
+               DV, D_V, PACK, SINKS, LSE, BULK, S_LAYOUT, O_LAYOUT)
+    if BULK:
+        hopper.tma.store_wait(0)
 
 
 @gluon_jit
@@ -423,19 +533,20 @@ def _barriers(ARRIVALS: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon_jit(do_not_specialize=("sequences", "tiles", "turns_each", "rows", "window"))
+@gluon_jit(do_not_specialize=("sequences", "tiles", "rows", "window"))
 def _attend(
-    q_desc, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, sequences, tiles, turns_each, rows, window, factor, cap,
+    q_desc, k_desc, v_desc, out_desc, out, lse, sinks, cu_q, cu_k, taken, sequences, tiles, rows, window, factor, cap,
     out_row, out_head, lse_row, lse_head,
     DV: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, PACK: gl.constexpr, CONSUMERS: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     FUSED: gl.constexpr, SINKS: gl.constexpr,
-    LSE: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, REGISTERS: gl.constexpr,
+    LSE: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, BULK: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    """Work through this program's turns; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
+    """Work through tiles; the second axis of the grid counts groups of ``HEADS`` blocks of heads.
 
-    ``q_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one head. With a
-    window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``.
+    ``q_desc, out_desc [tokens, heads, D]`` in boxes of 64 rows, ``k_desc, v_desc [keys, heads, D]`` in boxes of one
+    head. With a window every row's keys end at itself. ``tiles`` is ``rows // TOKENS + sequences + 1``. A program
+    that is done takes the next tile, counted in ``taken``, zeros at first.
     """
     D: gl.constexpr = q_desc.block_type.shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
@@ -450,31 +561,39 @@ def _attend(
     q_empty = _barriers(1, Q_STAGES * CONSUMERS)
     k_full = _barriers(1, STAGES)
     v_full = _barriers(1, STAGES)
-    freed = _barriers(CONSUMERS, STAGES)
+    k_freed = _barriers(CONSUMERS, STAGES)
     turns = _barriers(1, CONSUMERS)
+    jobs = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    j_full = _barriers(1, 2)
+    j_empty = _barriers(CONSUMERS, 2)
     hopper.fence_async_shared()
-    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, freed, turns)
-    work = (cu_q, cu_k, sequences, tiles, turns_each, rows, window)
+    rings = (q_bufs, k_bufs, v_bufs, q_full, q_empty, k_full, v_full, k_freed, turns, jobs, j_full, j_empty)
+    work = (cu_q, cu_k, sequences, tiles, rows, window, taken)
     factors = (factor, cap)
     strides = (out_row, out_head, lse_row, lse_head)
     # Constants stay constants in a partition only where the call itself spells them out.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
+            (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
+            (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 1], [REGISTERS, 24])
     else:
         gl.warp_specialize([
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
-            (_consume, (rings, work, factors, strides, out, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
-                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS, HOLD)),
+            (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(0), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
+            (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(1), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
+            (_consume, (rings, work, factors, strides, out, out_desc, lse, sinks, gl.constexpr(2), DV, D_V, HEADS, PACK,
+                        CONSUMERS, Q_STAGES, STAGES, BLOCK_N, CAUSAL, WINDOW, CAP, FUSED, SINKS, LSE, TURNS,
+                        LATE, BULK)),
             (_produce, (q_desc, k_desc, v_desc, rings, work, HEADS, GROUP, PACK, CONSUMERS, Q_STAGES, STAGES,
                         BLOCK_N, CAUSAL, WINDOW)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])

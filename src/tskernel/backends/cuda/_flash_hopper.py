@@ -18,7 +18,8 @@ CAPABILITY: Final = CapabilityRequirement(vendor="nvidia", family="sm90", packag
 SIGNATURES: Final = same_formats("q", "kv", dtypes=(torch.bfloat16, torch.float16))
 LOG2E: Final = 1.4426950408889634
 ALIGNED: Final = ("out_row", "out_head")
-FEW_TILES: Final = 4  # per multiprocessor: with fewer, how they fall decides
+SHORT: Final = 1536  # keys; up to there low tiles of 64 columns lose less behind the diagonal than high ones save
+BEYOND: Final = 1 << 31  # elements from the first to the last head that 32-bit offsets do not reach
 KEYS_IN_CACHE: Final = 40 << 20  # bytes of keys and values that tiles side by side may read: most of the L2 cache
 
 
@@ -26,17 +27,18 @@ class Config(NamedTuple):
     """How a program divides its work.
 
     Consumer warpgroups of 64 rows each; keys per block; stages of the key and value rings and of the queries' one;
-    whether consumers take turns to issue products, and keep the values' product in flight beside the softmax; registers
-    of a consumer thread.
+    registers of a consumer thread; whether consumers take turns to issue products, scale the accumulator late, under
+    the next scores' product, and let the copy engine write their rows where it can.
     """
 
     consumers: int
     block_n: int
     stages: int
     q_stages: int
-    turns: bool
-    hold: bool
     registers: int
+    turns: bool = False
+    late: bool = False
+    bulk: bool = True
 
     @property
     def limit(self) -> int:
@@ -64,20 +66,20 @@ def packing(group: int) -> int:
     return min(64, group & -group)
 
 
-def choose_config(shape: Shape, rows: int, slots: int) -> Config:
-    """Return tile sizes for ``rows`` query rows of all heads on ``slots`` multiprocessors; measured on an H200."""
+def choose_config(shape: Shape, max_k: int) -> Config:
+    """Return tile sizes for sequences of up to ``max_k`` keys; measured on an H200."""
     wide = max(padded(shape.width), padded(shape.value_width))
     if wide > 128:
-        return Config(2, 64, 2, 1, False, False, 240)
+        return Config(2, 64, 2, 1, 240, bulk=False)
     if shape.window and wide <= 64:
-        return Config(3, 32, 4, 2, False, False, 160)
+        return Config(3, 32, 4, 2, 160)
     if shape.window:
-        return Config(2, 64, 2, 2, False, False, 240)
+        return Config(2, 64, 2, 2, 240)
     if wide > 64:
-        return Config(2, 128, 2, 2, False, False, 240)
-    if rows < FEW_TILES * slots * 192:
-        return Config(2, 128, 3, 2, False, False, 240)
-    return Config(3, 128, 2, 2, True, False, 160)
+        return Config(2, 128, 2, 2, 240, late=True)
+    if max_k <= SHORT:
+        return Config(2, 128, 3, 2, 240, late=True)
+    return Config(3, 128, 2, 2, 160, turns=True)
 
 
 def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...], scale: float | None) -> str | None:
@@ -126,46 +128,49 @@ def attend(
     sinks: Tensor | None = None,
     config: Config | None = None,
 ) -> None:
-    """Attend packed ``q [Tq, Hq, D]`` to packed ``k, v [Tk, Hkv, ...]``; ``max_k`` only guides the order of tiles."""
+    """Attend packed ``q [Tq, Hq, D]`` to packed ``k, v [Tk, Hkv, ...]``; ``max_k`` only guides tile sizes and order."""
     if k.shape[0] == 0 or out.numel() == 0:
         out.zero_()
         if lse is not None:
             lse.fill_(float("-inf"))
         return
+    if out.stride(1) * out.shape[1] >= BEYOND:
+        near = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        attend(q, k, v, near, lse, cu_q, cu_k, max_k=max_k, scale=scale, causal=causal, window=window, cap=cap,
+               sinks=sinks, config=config)  # fmt: skip
+        out.copy_(near)
+        return
     (rows, heads, width), (_, kv_heads, value_width) = q.shape, v.shape
     group = heads // kv_heads
     shape = Shape(width, value_width, group, causal or window >= 0, window >= 0)
-    slots = multiprocessors(q.device)
-    c = config or choose_config(shape, rows * heads, slots)
+    c = config or choose_config(shape, max_k)
     pack, wide, value_wide = packing(group), padded(width), padded(value_width)
     cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
     sequences = cu_q.shape[0] - 1
     tiles = rows // (c.consumers * 64 // pack) + sequences + 1
     side_by_side = heads_side_by_side(max_k * (width + value_width) * 2, kv_heads, group // pack)
-    programs, turns = share_out(tiles * side_by_side, slots)
-    device._attend[(programs, heads // pack // side_by_side)](
+    groups = heads // pack // side_by_side
+    bulk = c.bulk and takes_bulk(out, q, wide, value_wide)
+    device._attend[(min(multiprocessors(q.device), tiles * side_by_side), groups)](
         tensor_map(q, (64 // pack, pack, wide)),
         tensor_map(k, (c.block_n, 1, wide)),
         tensor_map(v, (c.block_n, 1, value_wide)),
+        tensor_map(out, (64 // pack, pack, value_wide)) if bulk else None,
         out, lse, None if sinks is None else sinks.contiguous(), cu_q, cu_k,
-        sequences, tiles, turns, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
+        torch.zeros(groups, dtype=torch.int32, device=q.device),
+        sequences, tiles, rows, window, scale * LOG2E * (2 / cap if cap else 1.0), cap * LOG2E,
         *out.stride()[:2], *((0, 0) if lse is None else lse.stride()[:2]),
         DV=value_width, HEADS=side_by_side, GROUP=group, PACK=pack, CONSUMERS=c.consumers, Q_STAGES=c.q_stages,
         STAGES=c.stages, CAUSAL=shape.causal, WINDOW=shape.window, CAP=cap != 0.0, FUSED=cap == 0.0,
         SINKS=sinks is not None, LSE=lse is not None,
-        TURNS=c.turns, HOLD=c.hold, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
+        TURNS=c.turns, LATE=c.late, BULK=bulk, REGISTERS=c.registers, num_warps=4, maxnreg=c.limit,
     )  # fmt: skip
 
 
-def share_out(tiles: int, slots: int) -> tuple[int, int]:
-    """Return programs per group of heads, and turns of each.
-
-    A program that stays saves the start of the next one. But going back and forth evens out tiles of unlike length only
-    over several turns: with fewer, one program per tile leaves that to the hardware.
-    """
-    if tiles < FEW_TILES * slots:
-        return tiles, 1
-    return slots, -(-tiles // slots)
+def takes_bulk(out: Tensor, q: Tensor, wide: int, value_wide: int) -> bool:
+    """Return whether the copy engine can write ``out``, from buffers as wide as those of the queries."""
+    aligned = out.data_ptr() % 16 == 0 and out.stride(-1) == 1 and not any(s % 8 or s == 0 for s in out.stride()[:-1])
+    return aligned and out.dtype == q.dtype and wide == value_wide
 
 
 @lru_cache(maxsize=256)
@@ -181,22 +186,27 @@ def case(
     """Return what tests compile: bf16; ``flags`` are those of the device program."""
     value_width = width if value_width is None else value_width
     shape = Shape(width, value_width, group, flags.get("CAUSAL", True), flags.get("WINDOW", False))
-    c = config or choose_config(shape, 1 << 24, 132)
+    c = config or choose_config(shape, 1 << 24)
     pack = packing(group)
     boxes = {
         "q_desc": (64 // pack, pack, padded(width)),
         "k_desc": (c.block_n, 1, padded(width)),
         "v_desc": (c.block_n, 1, padded(value_width)),
     }
+    if c.bulk:
+        boxes["out_desc"] = (64 // pack, pack, padded(value_width))
     kinds = {n: f"tensordesc<bf16{list(b)},{_layout(b, torch.bfloat16)!r}>" for n, b in boxes.items()}
-    kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
+    kinds |= {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "cu_q": "*i32", "cu_k": "*i32", "taken": "*i32"}
     kinds |= {"factor": "fp32", "cap": "fp32"}
     given: dict[str, Any] = {"CAUSAL": True, "FUSED": not flags.get("CAP", False), "LSE": True, **flags}
     given |= {"DV": value_width, "HEADS": group // pack, "GROUP": group, "PACK": pack, "CONSUMERS": c.consumers}
-    given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "HOLD": c.hold, "REGISTERS": c.registers}
+    given |= {"Q_STAGES": c.q_stages, "STAGES": c.stages, "TURNS": c.turns, "REGISTERS": c.registers}
+    given |= {"LATE": c.late, "BULK": c.bulk}
     code = device.DECLARED["attend"].function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: given.get(n, False) for n in arguments if n.isupper()}
+    if not c.bulk:
+        constants["out_desc"] = None
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
     options = {"num_warps": 4, "maxnreg": c.limit}
     return CompileCase(name, device.DECLARED["attend"], signature, constants, options, ALIGNED)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from triton.experimental.gluon.language.nvidia import hopper
 
 # The compiler looks names up in this file. `join` is resolved there, and not declared here.
-_let_join_start, _load, _pages = wide.DECLARED["let_join_start"], wide.DECLARED["load"], wide.DECLARED["pages"]
-_piece, _share, _work, _zero = (wide.DECLARED[name] for name in ("piece", "share", "work", "zero"))
+_let_join_start, _lengths, _load = (wide.DECLARED[name] for name in ("let_join_start", "lengths", "load"))
+_pages, _piece, _share = (wide.DECLARED[name] for name in ("pages", "piece", "share"))
+_work, _zero = wide.DECLARED["work"], wide.DECLARED["zero"]
 
 
 # fmt: off
@@ -119,7 +120,7 @@ def _store_few(
 
 @gluon_jit
 def _consume_few(
-    q_s, kv_s, p_s, full, empty, q_bar, lens, out, lse, part, part_lse, columns, tiles, rows, heads, q_len, factor,
+    q_s, kv_s, p_s, full, empty, q_bar, lens, out, lse, part, notes, columns, tiles, rows, heads, q_len, factor,
     out_seq, out_token, out_head, lse_seq, lse_token, lse_head, item0, lo0, item1, hi1,
     PAGE: gl.constexpr, LSE: gl.constexpr, HEIGHT: gl.constexpr, GROUPS: gl.constexpr,
 ):
@@ -168,7 +169,7 @@ def _consume_few(
             whole = (lo == 0) & (hi == blocks)
             slot = 2 * gl.program_id(0) + (item != item0).to(gl.int32)
             if not whole:
-                gl.store(part_lse + (slot - tile) * HEIGHT + row, log2_sum, mask=row < rows)
+                gl.store(notes + (slot - tile) * HEIGHT + row, log2_sum, mask=row < rows)
             elif LSE:
                 at = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token + row % heads * lse_head
                 gl.store(at, log2_sum * 0.6931471805599453, mask=row < rows)
@@ -182,17 +183,14 @@ def _consume_few(
 @gluon_jit(do_not_specialize=(
     "batch", "columns", "table_row", "tiles", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
 def _decode_few(
-    q, kv, out, lse, part, table, lens, factor, batch, columns, table_row, tiles, rows, heads, q_len, out_seq,
-    out_token, out_head, lse_seq, lse_token, lse_head,
+    q, kv, out, lse, part, notes, shares, table, lens, factor, batch, columns, table_row, tiles, rows, heads, q_len,
+    out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     HEIGHT: gl.constexpr, GROUPS: gl.constexpr, PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr,
     EXTRA: gl.constexpr, LSE: gl.constexpr,
 ):
     """One program per multiprocessor: share out the blocks, then load with one warp and attend with one warpgroup."""
     _let_join_start()
-    chunked, size, ends = _share(lens, batch, columns, tiles, gl.num_programs(0), PAGE, BLOCK_B, LEAST, EXTRA, 4)
-    item0, lo0, item1, hi1 = _work(
-        gl.program_id(0), ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
-    part_lse = part + gl.num_programs(0) * (2 * HEIGHT * 512)
+    blocks = _lengths(lens, batch, columns, PAGE, BLOCK_B)  # under way while the barriers are made
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     NARROW: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * HEIGHT, element_bitwidth=16, rank=2)
     BAR: gl.constexpr = hopper.mbarrier.MBarrierLayout()
@@ -208,10 +206,13 @@ def _decode_few(
     for i in gl.static_range(2):
         hopper.mbarrier.init(q_bar.index(i), count=1)
     hopper.fence_async_shared()
+    chunked, size, ends = _share(blocks, batch, shares, tiles, gl.num_programs(0), BLOCK_B, LEAST, EXTRA)
+    item0, lo0, item1, hi1 = _work(
+        gl.program_id(0), ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
     gl.warp_specialize(
         [
             (_consume_few, (
-                q_s, kv_s, p_s, full, empty, q_bar, lens, out, lse, part, part_lse, columns, tiles, rows, heads, q_len,
+                q_s, kv_s, p_s, full, empty, q_bar, lens, out, lse, part, notes, columns, tiles, rows, heads, q_len,
                 factor, out_seq, out_token, out_head, lse_seq, lse_token, lse_head, item0, lo0, item1, hi1, PAGE, LSE,
                 HEIGHT, GROUPS)),
             (_produce_few, (

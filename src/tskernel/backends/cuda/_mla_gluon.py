@@ -13,7 +13,10 @@ either half, so that a half is loaded again as soon as its reader is done.
 
 The grid is one program per multiprocessor. All blocks of all requests are shared out on the device from the true
 lengths (``_share``), so that the host reads none of them; rows that were cut are joined by a second program
-(``join``), which also writes the rows of empty requests.
+(``join``), which also writes the rows of empty requests and learns from ``shares`` how rows were cut.
+
+A part of a cut row is kept in fp16, as multiples of a fp32 factor per row and half of the columns: half of the bytes of
+fp32, and 11 bits for all that is at least 2^-29 of the half row's largest value, whatever that is.
 
 Source: Dao 2023 (online softmax, work partitioning), https://arxiv.org/abs/2307.08691; Shah et al. 2024 (warp
 specialisation), https://arxiv.org/abs/2407.08608; DeepSeek-AI 2025, the published description of FlashMLA's schedule
@@ -51,6 +54,12 @@ def _wait_for_parts():
 
 
 @gluon_jit
+def _keep_loads_above():
+    """Keep the assembler from issuing loads later, behind the wait for others, to save registers."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon_jit
 def _ceil(a, b):
     return (a + b - 1) // b
 
@@ -62,18 +71,22 @@ def _blocks(length, columns, PAGE: gl.constexpr):
 
 
 @gluon_jit
-def _share(lens, batch, columns, tiles, slots, PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr,
-           EXTRA: gl.constexpr, WARPS: gl.constexpr):
-    """Decide how the blocks of all rows are shared among ``slots`` programs, from the true lengths.
+def _lengths(lens, batch, columns, PAGE: gl.constexpr, BLOCK_B: gl.constexpr):
+    """Return the blocks of every request; up to 512 requests each of four warps holds all, so no sum crosses warps."""
+    EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
+    seq = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [4], [0]))
+    return _blocks(gl.load(lens + seq, mask=seq < batch, other=0), columns, PAGE)
+
+
+@gluon_jit
+def _share(n, batch, shares, tiles, slots, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr):
+    """Decide how the ``n`` blocks of each request's rows are shared among ``slots`` programs, and tell the join.
 
     Chunked: the keys of a tile are cut into equal chunks of at most ``size`` blocks, one chunk per program. Flat: all
     blocks stand in one line, of which a program takes ``size``; it may start and end inside a tile, which costs about
     EXTRA blocks more. Returns chunked, size, and the running sum of chunks or blocks over the requests, which places
-    a request. Up to 512 requests every warp holds all of them, so that no sum crosses warps.
+    a request. ``shares`` gets the size, negative if chunked, then 0 and that sum: where each request starts.
     """
-    EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
-    seq = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [WARPS], [0]))
-    n = _blocks(gl.load(lens + seq, mask=seq < batch, other=0), columns, PAGE)
     total, most = gl.sum(n, 0) * tiles, gl.max(n, 0)
     items = gl.maximum(gl.sum((n > 0).to(gl.int32), 0) * tiles, 1)
     fits = items <= slots
@@ -83,8 +96,14 @@ def _share(lens, batch, columns, tiles, slots, PAGE: gl.constexpr, BLOCK_B: gl.c
     flat = gl.maximum(_ceil(total, slots), LEAST)
     chunked = fits & (chunk <= flat + EXTRA)
     size = gl.where(chunked, chunk, gl.where(even <= flat + EXTRA, gl.maximum(even, LEAST), flat))
-    weight = gl.where(chunked, _ceil(n, size), n) * tiles
-    return chunked, size, gl.associative_scan(weight, 0, _plus)
+    ends = gl.associative_scan(gl.where(chunked, _ceil(n, size), n) * tiles, 0, _plus)
+    if gl.program_id(0) == 0:
+        EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
+        seq = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [4], [0]))
+        gl.store(shares, gl.where(chunked, -size, size))
+        gl.store(shares + 1, 0)
+        gl.store(shares + 2 + seq, ends, mask=seq < batch)
+    return chunked, size, ends
 
 
 @gluon_jit
@@ -114,8 +133,10 @@ def _work(program, ends, last, lens, columns, tiles, chunked, size, PAGE: gl.con
     item0, lo0, item1, hi1 = 0, 0, -1, 0
     if first < last:
         item0, n0, cuts0, in0 = _place(ends, first, lens, columns, tiles, chunked, size, PAGE)
-        final = gl.where(chunked, first, gl.minimum(first + size, last) - 1)
-        item1, n1, cuts1, in1 = _place(ends, final, lens, columns, tiles, chunked, size, PAGE)
+        item1, n1, cuts1, in1 = item0, n0, cuts0, in0
+        if not chunked:
+            final = gl.minimum(first + size, last) - 1
+            item1, n1, cuts1, in1 = _place(ends, final, lens, columns, tiles, chunked, size, PAGE)
         lo0 = gl.where(chunked, in0 * n0 // cuts0, in0)
         hi1 = gl.where(chunked, (in1 + 1) * n1 // cuts1, in1 + 1)
     return item0, lo0, item1, hi1
@@ -168,12 +189,13 @@ def _load(kv, page0, page1, page2, page3, n, to, bar, COLUMN: gl.constexpr, WIDT
 @gluon_jit
 def _produce(
     q, q_rope, kv, kv_rope, q_s, q_rope_s, kv_s, rope_s, full, empty, q_bar, lens, table, table_row, columns, tiles,
-    rows, item0, lo0, item1, hi1, PAGE: gl.constexpr,
+    lanes, rows, item0, lo0, item1, hi1, PAGE: gl.constexpr,
 ):
     """Load queries and keys, each as soon as its place is free."""
     piece, use0, use1 = 0, 0, 0
     for item in range(item0, item1 + 1):
         seq, tile, keys, _all, lo, hi = _piece(item, item0, lo0, item1, hi1, lens, columns, tiles, PAGE)
+        tile = tile * lanes + gl.program_id(0) % lanes
         if hi > lo:
             count = (keys + PAGE - 1) // PAGE
             own = table + seq.to(gl.int64) * table_row
@@ -296,36 +318,48 @@ def _other(acc, top, total, kv_s, rope_s, top_s, full, empty, ready, phase, n, k
 
 @gluon_jit
 def _store(
-    acc, top, total, out, lse, part, part_lse, seq, tile, whole, slot, rows, heads, out_seq, out_token, out_head,
+    acc, top, total, out, lse, part, notes, seq, tile, whole, slot, rows, heads, out_seq, out_token, out_head,
     lse_seq, lse_token, lse_head, SIDE: gl.constexpr, LSE: gl.constexpr,
 ):
     """Write a tile's rows, or a part of them."""
     W: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    wide = gl.convert_layout(total, gl.SliceLayout(1, W))
-    acc = acc * (1.0 / gl.where(wide == 0.0, 1.0, wide))[:, None]
-    # Rows behind the last one hold those of another request.
-    row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, W))
-    column = 256 * SIDE + gl.arange(0, 256, gl.SliceLayout(0, W))
+    # A thread of W has pairs of columns; here it has eight in a row, which it gets from its three neighbours.
+    E: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64], [0, 128]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]], [], [64, 256])
     N: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+    wide = gl.convert_layout(total, gl.SliceLayout(1, W))
+    inverse = 1.0 / gl.where(wide == 0.0, 1.0, wide)
+    # Rows behind the last one hold those of another request.
+    row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, E))
+    column = 256 * SIDE + gl.arange(0, 256, gl.SliceLayout(0, E))
     row_n = tile * 64 + gl.arange(0, 64, N)
     log2_sum = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
     if whole:
+        value = gl.convert_layout((acc * inverse[:, None]).to(out.dtype.element_ty), E)
         to = out + seq.to(gl.int64) * out_seq + (row // heads).to(gl.int64) * out_token + row % heads * out_head
-        gl.store(to[:, None] + column[None, :], acc.to(out.dtype.element_ty), mask=(row < rows)[:, None])
+        gl.store(to[:, None] + column[None, :], value, mask=(row < rows)[:, None])
         if LSE and SIDE == 0:
             at = lse + seq.to(gl.int64) * lse_seq + (row_n // heads).to(gl.int64) * lse_token + row_n % heads * lse_head
             gl.store(at, log2_sum * 0.6931471805599453, mask=row_n < rows)
     else:
-        first = slot.to(gl.int64) * 64 - tile * 64
-        gl.store(part + ((first + row) * 512)[:, None] + column[None, :], acc, mask=(row < rows)[:, None])
+        first = (slot - tile) * 64
+        # The factor makes a row's largest value 2^15: nothing overflows, and 2^-29 of it is still a normal number.
+        most = gl.maximum(gl.maximum(gl.max(acc, 1), -gl.min(acc, 1)), 1e-30)
+        row_w = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, W))
+        factors = notes + (1 + SIDE) * gl.num_programs(0) * 128
+        gl.store(factors + first + row_w, most * inverse * 2.0**-15, mask=row_w < rows)
+        multiple = gl.convert_layout((acc * (32768.0 / most)[:, None]).to(gl.float16), E)
+        own = part + ((first + row).to(gl.int64) * 512)[:, None] + column[None, :]
+        gl.store(own, multiple, mask=(row < rows)[:, None])
         if SIDE == 0:
-            gl.store(part_lse + first + row_n, log2_sum, mask=row_n < rows)
+            gl.store(notes + first + row_n, log2_sum, mask=row_n < rows)
 
 
 @gluon_jit
 def _consume(
-    q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part, part_lse,
-    columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
+    q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part, notes,
+    columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     item0, lo0, item1, hi1, SIDE: gl.constexpr, PAGE: gl.constexpr, LSE: gl.constexpr,
 ):
     """Attend with one warpgroup: half of the columns, every other block's scores."""
@@ -335,6 +369,7 @@ def _consume(
     piece, use0, use1 = 0, 0, 0
     for item in range(item0, item1 + 1):
         seq, tile, keys, blocks, lo, hi = _piece(item, item0, lo0, item1, hi1, lens, columns, tiles, PAGE)
+        tile = tile * lanes + gl.program_id(0) % lanes
         if hi > lo:
             hopper.mbarrier.wait(q_bar.index(0), piece & 1)
             sees = keys - (q_len - 1) + (tile * 64 + gl.arange(0, 64, N)) // heads
@@ -368,24 +403,25 @@ def _consume(
             total += sum_s.index(turn + 1 - SIDE).load(N)
             whole = (lo == 0) & (hi == blocks)
             slot = 2 * gl.program_id(0) + (item != item0).to(gl.int32)
-            _store(acc, top, total, out, lse, part, part_lse, seq, tile, whole, slot, rows, heads, out_seq, out_token,
+            _store(acc, top, total, out, lse, part, notes, seq, tile, whole, slot, rows, heads, out_seq, out_token,
                    out_head, lse_seq, lse_token, lse_head, SIDE, LSE)
             piece += 1
 
 
 @gluon_jit(do_not_specialize=(
-    "batch", "columns", "table_row", "tiles", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
+    "batch", "columns", "table_row", "tiles", "lanes", "rows", "heads", "q_len", "lse_seq", "lse_token", "lse_head"))
 def _decode(
-    q, q_rope, kv, kv_rope, out, lse, part, table, lens, factor, batch, columns, table_row, tiles, rows,
-    heads, q_len, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
+    q, q_rope, kv, kv_rope, out, lse, part, notes, shares, table, lens, factor, batch, columns, table_row, tiles,
+    lanes, rows, heads, q_len, out_seq, out_token, out_head, lse_seq, lse_token, lse_head,
     PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr, LSE: gl.constexpr,
 ):
-    """One program per multiprocessor: share out the blocks, then load with one warp and attend with two warpgroups."""
+    """One program per multiprocessor: share out the blocks, then load with one warp and attend with two warpgroups.
+
+    A request's rows make ``tiles * lanes`` tiles. Each lane of programs shares out the same ``tiles`` in the same way:
+    programs side by side read the same keys at the same time, all but one from the cache.
+    """
     _let_join_start()
-    chunked, size, ends = _share(lens, batch, columns, tiles, gl.num_programs(0), PAGE, BLOCK_B, LEAST, EXTRA, 4)
-    part_lse = part + gl.num_programs(0) * (2 * 64 * 512)
-    item0, lo0, item1, hi1 = _work(
-        gl.program_id(0), ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
+    blocks = _lengths(lens, batch, columns, PAGE, BLOCK_B)  # under way while the barriers are made
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     BAR: gl.constexpr = hopper.mbarrier.MBarrierLayout()
@@ -408,19 +444,22 @@ def _decode(
         hopper.mbarrier.init(done.index(i), count=1)
         hopper.mbarrier.init(q_bar.index(i), count=1 + i)
     hopper.fence_async_shared()
+    chunked, size, ends = _share(blocks, batch, shares, tiles, gl.num_programs(0) // lanes, BLOCK_B, LEAST, EXTRA)
+    item0, lo0, item1, hi1 = _work(
+        gl.program_id(0) // lanes, ends, gl.max(ends, 0), lens, columns, tiles, chunked, size, PAGE)
     gl.warp_specialize(
         [
             (_consume, (
                 q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part,
-                part_lse, columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token,
-                lse_head, item0, lo0, item1, hi1, gl.constexpr(0), PAGE, LSE)),
+                notes, columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq,
+                lse_token, lse_head, item0, lo0, item1, hi1, gl.constexpr(0), PAGE, LSE)),
             (_consume, (
                 q_s, q_rope_s, kv_s, rope_s, top_s, sum_s, full, empty, ready, q_bar, done, lens, out, lse, part,
-                part_lse, columns, tiles, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq, lse_token,
-                lse_head, item0, lo0, item1, hi1, gl.constexpr(1), PAGE, LSE)),
+                notes, columns, tiles, lanes, rows, heads, q_len, factor, out_seq, out_token, out_head, lse_seq,
+                lse_token, lse_head, item0, lo0, item1, hi1, gl.constexpr(1), PAGE, LSE)),
             (_produce, (
                 q, q_rope, kv, kv_rope, q_s, q_rope_s, kv_s, rope_s, full, empty, q_bar, lens, table, table_row,
-                columns, tiles, rows, item0, lo0, item1, hi1, PAGE)),
+                columns, tiles, lanes, rows, item0, lo0, item1, hi1, PAGE)),
         ],
         [4, 1],
         [232, 40],
@@ -428,76 +467,97 @@ def _decode(
 
 
 @gluon_jit
-def _parts_of(seq, tile, ends, lens, columns, chunked, size, PAGE: gl.constexpr, BLOCK_B: gl.constexpr,
-              WARPS: gl.constexpr):
+def _parts_of(seq, tile, n, shares, lanes):
     """Return a tile's parts, the program of the first, and whether that one keeps it as its second piece.
+
+    The parts are in programs of one lane, ``lanes`` apart.
 
     An empty request has no part, a tile that was not cut one.
     """
-    n = _blocks(gl.load(lens + seq), columns, PAGE)
-    EACH: gl.constexpr = BLOCK_B // 32 if BLOCK_B <= 512 else 1
-    before = gl.arange(0, BLOCK_B, gl.BlockedLayout([EACH], [32], [WARPS], [0])) < seq
-    start = gl.max(gl.where(before, ends, 0), 0)
+    start, size = gl.load(shares + 1 + seq), gl.load(shares)
+    chunked, size = size < 0, gl.maximum(size, -size)
     cuts = gl.where(chunked, _ceil(n, size), n)
-    at = start + tile * cuts
+    at = start + tile // lanes * cuts
     parts = gl.where(chunked, cuts, (at + n - 1) // size - at // size + 1)
     program = gl.where(chunked, at, at // size)
     second = gl.where(chunked, 0, (at % size != 0).to(gl.int32))
-    return gl.where(n == 0, 0, parts), program, second
+    return gl.where(n == 0, 0, parts), program * lanes + tile % lanes, second
 
 
-@gluon_jit(do_not_specialize=(
-    "batch", "columns", "tiles", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
+@gluon_jit
+def _join_rows(
+    part, notes, parts, program, lanes, second, row, column, rows, size, T: gl.constexpr, HEIGHT: gl.constexpr,
+    PARTS: gl.constexpr, AT_ONCE: gl.constexpr,
+):
+    """Return 256 columns of AT_ONCE rows of the result, and log2 of their sums."""
+    N: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, T))
+    A: gl.constexpr = gl.SliceLayout(0, T)
+    acc = gl.zeros([AT_ONCE, 256], gl.float32, A)
+    top, total = gl.full([AT_ONCE], float("-inf"), gl.float32, N), gl.zeros([AT_ONCE], gl.float32, N)
+    for k in range(0, parts, PARTS):
+        some = k + gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, T)))
+        slot = 2 * (program + some * lanes) + gl.where(some == 0, second, 0)
+        at = (slot * HEIGHT)[:, None] + (row % HEIGHT)[None, :]
+        there = (some < parts)[:, None] & (row < rows)[None, :]
+        own = part + (at.to(gl.int64) * 512)[:, :, None] + column[None, None, :]
+        x = gl.load(own, mask=there[:, :, None], other=0.0)
+        sums = gl.load(notes + at, mask=there, other=float("-inf"))
+        factor = 1.0
+        if HEIGHT == 64:
+            factor = gl.load(notes + (1 + gl.program_id(2)) * size + at, mask=there, other=0.0)
+        _keep_loads_above()
+        new = gl.maximum(top, gl.max(sums, 0))
+        base = gl.where(new == float("-inf"), 0.0, new)
+        old, weight = gl.exp2(top - base), gl.exp2(sums - base[None, :])
+        top, total = new, total * old + gl.sum(weight, 0)
+        old = gl.convert_layout(old, gl.SliceLayout(1, A))
+        acc = acc * old[:, None] + gl.sum(x.to(gl.float32) * (weight * factor)[:, :, None], 0)
+    log2_sum = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
+    inverse = gl.convert_layout(1.0 / gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, A))
+    return acc * inverse[:, None], log2_sum
+
+
+@gluon_jit(do_not_specialize=("columns", "lanes", "slots", "rows", "heads", "lse_seq", "lse_token", "lse_head"))
 def _join(
-    part, out, lse, lens, batch, columns, tiles, slots, rows, heads, out_seq, out_token, out_head, lse_seq, lse_token,
-    lse_head,
-    HEIGHT: gl.constexpr, PAGE: gl.constexpr, BLOCK_B: gl.constexpr, LEAST: gl.constexpr, EXTRA: gl.constexpr,
-    LSE: gl.constexpr, TAKE: gl.constexpr, PARTS: gl.constexpr, WARPS: gl.constexpr,
+    part, notes, shares, out, lse, lens, columns, lanes, slots, rows, heads, out_seq, out_token, out_head, lse_seq,
+    lse_token, lse_head,
+    HEIGHT: gl.constexpr, PAGE: gl.constexpr, LSE: gl.constexpr, TAKE: gl.constexpr, PARTS: gl.constexpr,
+    SPREAD: gl.constexpr,
 ):
     """Join the parts of TAKE rows of a request; rows that were not cut are complete, those of an empty one are 0.
 
-    A warp takes 128 columns. A thread has the same columns of PARTS parts: all of them are under way together, and
-    nothing passes between threads.
+    A warp takes 256 columns of a row, eight per thread, and SPREAD warps share the parts of one. All loads of PARTS
+    parts are under way together. The third axis of the grid is the half of the columns.
     """
-    chunked, size, ends = _share(lens, batch, columns, tiles, slots, PAGE, BLOCK_B, LEAST, EXTRA, WARPS)
+    T: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [SPREAD, 4 // SPREAD, 1], [2, 1, 0])
     seq, row0 = gl.program_id(1), gl.program_id(0) * TAKE
-    parts, program, second = _parts_of(
-        seq, row0 // HEIGHT, ends, lens, columns, chunked, size, PAGE, BLOCK_B, WARPS)
-    T: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, WARPS], [1, 0])
-    K: gl.constexpr = gl.SliceLayout(1, T)
-    column = gl.program_id(2) * (128 * WARPS) + gl.arange(0, 128 * WARPS, gl.SliceLayout(0, T))
-    part_lse = part + slots * (2 * HEIGHT * 512)
+    n = _blocks(gl.load(lens + seq), columns, PAGE)
     _wait_for_parts()
+    parts, program, second = _parts_of(seq, row0 // HEIGHT, n, shares, lanes)
     if parts != 1:
-        for row in range(row0, gl.minimum(row0 + TAKE, rows)):
-            acc = gl.zeros([128 * WARPS], gl.float32, gl.SliceLayout(0, T))
-            top = gl.max(gl.full([PARTS], float("-inf"), gl.float32, K), 0)
-            total = gl.sum(gl.zeros([PARTS], gl.float32, K), 0)
-            for k in range(0, parts, PARTS):
-                some = k + gl.arange(0, PARTS, K)
-                slot = 2 * (program + some) + gl.where(some == 0, second, 0)
-                at = slot.to(gl.int64) * HEIGHT + row % HEIGHT
-                x = gl.load(part + (at * 512)[:, None] + column[None, :], mask=(some < parts)[:, None], other=0.0)
-                sums = gl.load(part_lse + at, mask=some < parts, other=float("-inf"))
-                new = gl.maximum(top, gl.max(sums, 0))
-                base = gl.where(new == float("-inf"), 0.0, new)
-                old, weight = gl.exp2(top - base), gl.exp2(sums - base)
-                acc = acc * old + gl.sum(x * weight[:, None], 0)
-                total = total * old + gl.sum(weight, 0)
-                top = new
-            value = acc / gl.where(total == 0.0, 1.0, total)
-            to = out + seq.to(gl.int64) * out_seq + (row // heads).to(gl.int64) * out_token + row % heads * out_head
-            gl.store(to + column, value.to(out.dtype.element_ty))
+        A: gl.constexpr = gl.SliceLayout(0, T)
+        N: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, T))
+        column = gl.program_id(2) * 256 + gl.arange(0, 256, gl.SliceLayout(0, gl.SliceLayout(1, T)))
+        out += seq.to(gl.int64) * out_seq
+        for some in range(row0, gl.minimum(row0 + TAKE, rows), 4 // SPREAD):
+            row = some + gl.arange(0, 4 // SPREAD, N)
+            value, log2_sum = _join_rows(
+                part, notes, parts, program, lanes, second, row, column, rows, slots * (2 * HEIGHT), T, HEIGHT, PARTS,
+                4 // SPREAD)
             if LSE and gl.program_id(2) == 0:
-                to_lse = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token
-                log2_sum = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
-                gl.store(to_lse + row % heads * lse_head, log2_sum * 0.6931471805599453)
+                at = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token + row % heads * lse_head
+                gl.store(at, log2_sum * 0.6931471805599453, mask=row < rows)
+            row = some + gl.arange(0, 4 // SPREAD, gl.SliceLayout(1, A))
+            to = out + (row // heads).to(gl.int64) * out_token + row % heads * out_head
+            to = to[:, None] + (gl.program_id(2) * 256 + gl.arange(0, 256, gl.SliceLayout(0, A)))[None, :]
+            gl.store(to, value.to(out.dtype.element_ty), mask=(row < rows)[:, None])
 # fmt: on
 
 # Launching a program puts Triton's own object in the place of its name; here the declarations stay.
 DECLARED: Final = {
     "decode": _decode,
     "join": _join,
+    "lengths": _lengths,
     "let_join_start": _let_join_start,
     "load": _load,
     "pages": _pages,

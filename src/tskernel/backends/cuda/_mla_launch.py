@@ -114,13 +114,15 @@ def _boxes(height: int, page: int) -> tuple[tuple[tuple[int, ...], ...], tuple[t
 
 
 class _Launches(NamedTuple):
-    """The two launches of calls that look the same: tensor maps, floats in the buffer of parts."""
+    """The two launches of calls that look the same: tensor maps, and sizes and dtype of what passes between them."""
 
     queries: View
     cache: View
     decode: Prepared
     join: Prepared
     parts: int
+    kind: torch.dtype
+    notes: int
 
 
 _launches: Plans[_Launches] = Plans()
@@ -131,14 +133,24 @@ def height_of(rows: int) -> int:
     return next((height for height in FEW if rows <= height), BLOCK)
 
 
-def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
-    """Return rows that a program of the join takes, parts that it reads together, and its warps of 128 columns.
+def lanes_of(tiles: int, slots: int) -> int:
+    """Return how many of a request's tiles to work on at once, a divisor of all that leaves few of ``slots`` idle."""
+    return max(n for n in range(1, tiles + 1) if tiles % n == 0 and 16 * (slots % n) <= slots)
 
-    One row while there are few, for speed. With equal lengths a tile is cut into ``slots / tiles`` parts.
+
+def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
+    """Return rows that a program of the join takes, parts that it reads together, and warps that share those.
+
+    With equal lengths a tile is cut into ``slots / tiles`` parts. Nine and more are too many for the registers of a
+    thread: then the four warps share the parts of one row, else each has a row of its own. A program takes more rows
+    where all would not run at the same time, eight to a multiprocessor: mostly they only find that nothing was cut.
     """
-    take = 1 if batch * rows <= 2048 else 4 if batch * rows <= 32768 else 16
-    parts = min(32, max(4, pow2(slots // (batch * tiles) + 1)))
-    return {"TAKE": take, "PARTS": parts, "WARPS": 1 if parts > 8 else 4}
+    parts = min(64, max(4, pow2(max(1, slots // (batch * tiles)))))
+    spread = 4 if parts > 8 else 1
+    take = 4 // spread
+    while take < height_of(rows) and 2 * batch * -(-rows // take) > 8 * slots:
+        take *= 2
+    return {"TAKE": take, "PARTS": parts, "SPREAD": spread}
 
 
 def attend(
@@ -168,10 +180,12 @@ def attend(
     ready = _launches.find((scale, plan), tensors)
     if ready is None:
         ready = _launches.keep((scale, plan), tensors, _prepare(q, kv, table, lens, to, lse, scale, plan))
-    part = torch.empty(ready.parts, dtype=torch.float32, device=q.device)
+    part = torch.empty(ready.parts, dtype=ready.kind, device=q.device)
+    notes = torch.empty(ready.notes, dtype=torch.float32, device=q.device)
+    shares = torch.empty(q.shape[0] + 2, dtype=torch.int32, device=q.device)
     results = (to,) if lse is None else (to, lse)
-    ready.decode(*ready.queries.maps(q), *ready.cache.maps(kv), *results, part, table, lens)
-    ready.join(part, *results, lens)
+    ready.decode(*ready.queries.maps(q), *ready.cache.maps(kv), *results, part, notes, shares, table, lens)
+    ready.join(part, notes, shares, *results, lens)
     if to is not out:
         out.copy_(to)
 
@@ -199,20 +213,24 @@ def _prepare(
     tiles, columns = -(-rows // height), table.shape[1]
     queries, cache = _views(q, kv, height)
     strides = (*out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()))
+    lanes = lanes_of(tiles, slots)
+    # The program for few rows has one tile.
+    line = (tiles // lanes, lanes) if height == BLOCK else (tiles,)
     constants = _constants(kv.shape[1], batch, plan, lse is not None)
     sizes = join_sizes(batch, rows, tiles, slots)
-    part = torch.empty(0, dtype=torch.float32, device=q.device)
+    kind = torch.float16 if height == BLOCK else torch.float32
+    part, notes, shares = (torch.empty(0, dtype=d, device=q.device) for d in (kind, torch.float32, torch.int32))
     decode = prepare(
-        _program(height), (slots,), *queries.maps(q), *cache.maps(kv), out, lse, part, table, lens, scale * LOG2E,
-        batch, columns, table.stride(0), tiles, rows, heads, q_len, *strides,
+        _program(height), (slots,), *queries.maps(q), *cache.maps(kv), out, lse, part, notes, shares, table, lens,
+        scale * LOG2E, batch, columns, table.stride(0), *line, rows, heads, q_len, *strides,
         **constants, **_ring(height), num_warps=4,
     )  # fmt: skip
     join = prepare(
-        device.DECLARED["join"], (-(-rows // sizes["TAKE"]), batch, 4 // sizes["WARPS"]),
-        part, out, lse, lens, batch, columns, tiles, slots, rows, heads, *strides,
-        HEIGHT=height, **constants, **sizes, num_warps=sizes["WARPS"], launch_pdl=True,
+        device.DECLARED["join"], (-(-rows // sizes["TAKE"]), batch, 2),
+        part, notes, shares, out, lse, lens, columns, lanes, slots, rows, heads, *strides,
+        HEIGHT=height, PAGE=kv.shape[1], LSE=lse is not None, **sizes, num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    return _Launches(queries, cache, decode, join, 2 * slots * height * (512 + 1))
+    return _Launches(queries, cache, decode, join, 2 * slots * height * 512, kind, 2 * slots * height * 3)
 
 
 def _program(height: int) -> Any:
@@ -239,21 +257,27 @@ def decode_case(name: str, *, page: int, height: int = BLOCK, batch: int = 64, l
     queries, keys = _boxes(height, page)
     names = ("q", "q_rope", "kv", "kv_rope") if height == BLOCK else ("q", "kv")
     maps = {n: descriptor("bf16", b, _layout(len(b))) for n, b in zip(names, queries + keys, strict=True)}
-    return _case(name, _program(height), maps, constants, {"num_warps": 4})
+    return _case(name, _program(height), height, maps, constants, {"num_warps": 4})
 
 
 def join_case(name: str, *, batch: int, rows: int) -> CompileCase:
     """Return what tests compile of the join: bf16, on 132 multiprocessors."""
     height = height_of(rows)
     sizes = join_sizes(batch, rows, -(-rows // height), 132)
-    constants = {**_constants(64, batch, DEFAULT, True), **sizes, "HEIGHT": height}
-    return _case(name, device.DECLARED["join"], {}, constants, {"num_warps": sizes["WARPS"], "launch_pdl": True})
+    constants = {"HEIGHT": height, "PAGE": 64, "LSE": True, **sizes}
+    return _case(name, device.DECLARED["join"], height, {}, constants, {"num_warps": 4, "launch_pdl": True})
 
 
 def _case(
-    name: str, function: Any, kinds: dict[str, str], constants: dict[str, Any], options: dict[str, Any]
+    name: str,
+    function: Any,
+    height: int,
+    kinds: dict[str, str],
+    constants: dict[str, Any],
+    options: dict[str, Any],
 ) -> CompileCase:
-    kinds = kinds | {"out": "*bf16", "lse": "*fp32", "part": "*fp32", "table": "*i32", "lens": "*i32", "factor": "fp32"}
+    kinds = kinds | {"out": "*bf16", "lse": "*fp32", "table": "*i32", "lens": "*i32", "factor": "fp32"}
+    kinds |= {"part": "*fp16" if height == BLOCK else "*fp32", "notes": "*fp32", "shares": "*i32"}
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}

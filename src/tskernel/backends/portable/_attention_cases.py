@@ -60,7 +60,7 @@ def case(
         "LSE": True,
         "SAME": True,
         "DEALT": deal_width(batch) if batch else 0,
-        **program_flags(c, keys, value_width, chip),
+        **program_flags(c, keys, width, value_width, chip),
         **flags,
     }
     sizes = {"D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": max(16, pow2(value_width))}
@@ -69,10 +69,13 @@ def case(
     kinds |= dict.fromkeys(("cu_q", "cu_k", "table", "lengths"), "*i32")
     kinds |= dict.fromkeys(("work", "q_scale", "k_scale", "v_scale"), "*fp32")
     kinds |= {"scale": "fp32", "cap": "fp32"}
+    for name, columns in (("k_box", main), ("v_box", sizes["D_V"])):
+        kinds[name] = f"tensordesc<{kv}[1, {c.block_n}, {columns}]>"
     function = device.DECLARED["attend"]
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     constants = {n: sizes.get(n, tiles.get(n, given.get(n, False))) for n in arguments if n.isupper()}
+    constants |= {} if given["AHEAD"] else {"k_box": None, "v_box": None}
     if ones:
         constants |= dict.fromkeys(("rows", "heads", "q_len", "pages", "columns"), 1)
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}

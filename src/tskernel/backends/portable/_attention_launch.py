@@ -68,7 +68,8 @@ class How(NamedTuple):
     """What a call asks for beside its tensors; ``max_k`` is rounded up, and only guides how far keys are cut.
 
     ``shared_v``: values are the first columns of the keys. ``odd``: an address or stride of the values is odd, so that
-    two of a byte cannot be read as one number.
+    two of a byte cannot be read as one number. ``near``: a block of packed keys or values spans under 2^31 elements.
+    ``boxed``: descriptors can describe them.
     """
 
     max_q: int
@@ -80,6 +81,8 @@ class How(NamedTuple):
     config: Config | None
     shared_v: bool
     odd: bool
+    near: bool = False
+    boxed: bool = False
 
 
 class Given(NamedTuple):
@@ -153,7 +156,8 @@ def attend(
         return
     shared_v = k.data_ptr() == v.data_ptr() and k.stride() == v.stride() and widths(q.shape[-1])[0] == v.shape[-1]
     odd = v.dtype in FP8 and (v.data_ptr() % 2 == 1 or any(step % 2 for step in v.stride()[:-1]))
-    how = How(max_q, 64 * bucket(-(-max_k // 64)), scale, causal, window, cap, config, shared_v, odd)
+    packed = (_near(k, v), _boxed(k, v)) if table is None else (False, False)
+    how = How(max_q, 64 * bucket(-(-max_k // 64)), scale, causal, window, cap, config, shared_v, odd, *packed)
     asked = Given(q, k, v, out, lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale)
     plan = _plans.find(how, asked) if cu_q is None else None
     if plan is not None:
@@ -223,8 +227,10 @@ def _choose(how: How, given: Given) -> Choice:
         cut = choose_cut(c, batch, programs, blocks, cut.splits, slots)
     if how.config is None:
         c = settle(c, programs, cut, slots)
-    flags = program_flags(c, keys, value_width, chip, q.dtype == torch.float32)
+    flags = program_flags(c, keys, width, value_width, chip, q.dtype == torch.float32)
     flags["PAIRS"] &= not how.odd
+    flags["NEAR"] &= how.near
+    flags["AHEAD"] &= how.boxed and cut.splits == 1
     return Choice(c, cut, tiles, batch, flags | {"DEALT": deal_width(batch) if cut.spread else 0})
 
 
@@ -270,15 +276,16 @@ def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> li
     span = choice.tiles * (1 if spread else splits)
     places = choice.batch * splits if spread else choice.batch + (1 if ragged else 0)
     grid = (kv_heads, span, places) if choice.flags["KV_FIRST"] else (span, kv_heads, places)
+    boxes = (_box(k, c.block_n), _box(v, c.block_n)) if choice.flags["AHEAD"] else (None, None)
     values = (
-        *given[:5], work, *given[5:], factor, how.cap * LOG2E, how.window, rows if ragged else 0, heads, q_len,
+        *given[:5], work, *given[5:], *boxes, factor, how.cap * LOG2E, how.window, rows if ragged else 0, heads, q_len,
         k.shape[0], columns, splits, choice.batch if spread else 0, spread, lse_at, deal_at, *q.stride()[:2],
         *_steps(k), *_steps(v), *out_strides, table_row, *map(_step, (given.q_scale, given.k_scale, given.v_scale)),
     )  # fmt: skip
     options = {
         "D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": d_v, "GROUP": group, "PAGE": page,
         "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "SPLIT": splits > 1, **_flags(how, given), **choice.flags,
-        "num_warps": c.warps, "num_stages": c.stages,
+        "num_warps": c.warps, "num_stages": c.stages, **({"maxnreg": c.registers} if c.registers else {}),
     }  # fmt: skip
     launches: list[_Launch] = [(device._attend, grid, values, options)]
     if work is not None:
@@ -287,6 +294,31 @@ def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> li
         options = {"DV": value_width, "D_V": d_v, "BLOCK": 16, **flags, "num_warps": 4}
         launches.append((device._join, (heads, rows), parts, options))
     return launches
+
+
+def _near(k: Tensor, v: Tensor) -> bool:
+    """Whether 64 rows span less than 2^31 elements."""
+    return max(k.stride(0), v.stride(0)) < 1 << 25
+
+
+def _boxed(k: Tensor, v: Tensor) -> bool:
+    """Whether descriptors can describe packed keys and values: elements of 2 bytes, steps of a multiple of 16 bytes."""
+    return all(
+        x.element_size() == 2
+        and x.shape[0] > 0
+        and x.data_ptr() % 16 == 0
+        and x.stride(2) == 1
+        and all(step > 0 and step % 8 == 0 for step in x.stride()[:2])
+        for x in (k, v)
+    )
+
+
+def _box(x: Tensor, rows: int) -> Any:
+    """Return a descriptor of packed rows by head, which loads so many rows of one."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    size, heads, width = x.shape
+    return TensorDescriptor(x, [heads, size, width], [x.stride(1), x.stride(0), 1], [1, rows, width])
 
 
 def _step(scale: Tensor | None) -> int:

@@ -16,7 +16,7 @@ class Config(NamedTuple):
     """Tile sizes and launch options.
 
     ``splits`` 0 leaves the number of parts to the host's estimate, ``dealt`` None leaves to it whether programs find
-    their sequence and part by the true lengths.
+    their sequence and part by the true lengths. ``registers``: the most of a thread, 0 for as many as it wants.
     """
 
     block_m: int
@@ -25,6 +25,7 @@ class Config(NamedTuple):
     stages: int
     splits: int = 0
     dealt: bool | None = None
+    registers: int = 0
 
 
 class Chip(NamedTuple):
@@ -82,9 +83,13 @@ def choose_config(rows: int, width: int, value_width: int, dtype: torch.dtype, k
         c = Config(64, 64, 4, 3)
     elif 0 <= kv.window < SHORT_WINDOW and wide <= 64:
         c = Config(64, 32, 4, 5)
+    elif _whole(width, value_width, kv, chip) and width <= 128:
+        # So two programs run at a time, and one multiplies while the other does its softmax.
+        c = Config(128, 64, 8, 3 if width == 64 else 2, registers=128)
     else:
         c = Config(128, 64, 8, 3 if wide <= 128 else 2)
-    return _fit(c, width + (0 if kv.shared_v else value_width), width, dtype.itemsize, chip.shared)
+    padded = sum(widths(width))
+    return _fit(c, padded + (0 if kv.shared_v else max(16, pow2(value_width))), padded, dtype.itemsize, chip.shared)
 
 
 def _few_rows(block_m: int, wide: int, kv: Keys) -> Config:
@@ -102,9 +107,12 @@ def settle(c: Config, programs: int, cut: Cut, slots: int) -> Config:
     """Return tiles with the stages that suit the number of programs that read at once; measured on an H200.
 
     Three stages leave room for a third program on a multiprocessor: better for parts, which are short, and for tiles of
-    32 rows that take several rounds.
+    32 rows that take several rounds. A program that runs alone has 64 rows instead, half of them empty, for the product
+    of a warpgroup, which reads keys and values where they are.
     """
     parts = cut.splits > 1 and cut.spread <= 16
+    if c.block_m == 32 and c.stages == 4 and c.block_n == 64 and programs <= slots:
+        c = c._replace(block_m=64)
     if c.stages == 4 and c.block_n == 64 and (parts or (c.block_m == 32 and programs > slots)):
         return c._replace(stages=3)
     return c
@@ -225,7 +233,20 @@ def widths(width: int) -> tuple[int, int]:
     return (main, tail) if tail < main else (2 * main, 0)
 
 
-def program_flags(c: Config, kv: Keys, value_width: int, chip: Chip, q_float32: bool = False) -> dict[str, bool]:
+def _warpgroups(chip: Chip) -> bool:
+    """Whether four warps multiply together (sm90): no other part before sm100 has as much shared memory."""
+    return not chip.hip and not chip.tensor_memory and chip.shared > 200 << 10
+
+
+def _whole(width: int, value_width: int, kv: Keys, chip: Chip) -> bool:
+    """Whether a prefill on sm90 has rows without a rest: what the programs for them were measured with."""
+    plain = kv.page == 0 and kv.window < 0 and kv.itemsize == 2
+    return plain and width == value_width and width in (64, 128, 256) and _warpgroups(chip)
+
+
+def program_flags(
+    c: Config, kv: Keys, width: int, value_width: int, chip: Chip, q_float32: bool = False
+) -> dict[str, bool]:
     """Return the constants of the device program that only say how it computes, not what."""
     few = c.block_m <= 32 and value_width <= 256
     short = 0 <= kv.window < SHORT_WINDOW
@@ -237,6 +258,9 @@ def program_flags(c: Config, kv: Keys, value_width: int, chip: Chip, q_float32: 
         "PAIRS": half and not kv.shared_v and value_width % 2 == 0,
         "NATIVE": chip.fp8_pairs,
         "WIDE": few,
+        "AHEAD": _whole(width, value_width, kv, chip) and width == 256 and c[:3] == (128, 64, 8),
+        "APART": _warpgroups(chip) and value_width > 256 and kv.page > 0 and kv.itemsize == 2 and c[:3] == (64, 64, 8),
+        "NEAR": c.registers > 0,
         # Tiles of one KV head one after another share its keys in the cache; under a window they share few.
         "KV_FIRST": kv.page > 0 or kv.window >= 0 or value_width <= 64,
     }

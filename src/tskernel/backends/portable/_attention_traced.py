@@ -100,6 +100,9 @@ def _choice(how: flash.How, given: flash.Given) -> flash.Choice:
     choice = flash._choose(example, looks)
     if choice.cut.spread:  # a deal is compiled for a number of sequences
         choice = flash._choose(example._replace(config=choice.config._replace(dealt=False)), looks)
+    if choice.config.registers:  # torch's wrapper has no such option; one program at a time wants another stage
+        config = choice.config._replace(stages=3, registers=0)
+        choice = flash._choose(example._replace(config=config), looks)
     ends = given.lengths if given.lengths is not None else given.cu_k
     batch = 0 if ends is None else ends.shape[0] - (1 if given.lengths is None else 0)
     group = int(given.q.shape[1] // given.k.shape[-2])

@@ -8,7 +8,8 @@ pages. A row of tiles may be cut along the keys (``splits``); a second, small pr
 is derived on the device from the true lengths: the host knows only bounds.
 
 Source: Dao et al. 2022 and Dao 2023 (tiling, online softmax), https://arxiv.org/abs/2307.08691; Dao et al. 2023
-(flash-decoding); Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867.
+(flash-decoding); Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Shah et al. 2024 (products beside the
+softmax), https://arxiv.org/abs/2407.08608, section 3.2.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ def _load_tile(ptr, offset, inside, D: tl.constexpr, FROM: tl.constexpr, BLOCK_D
         return tl.load(at, mask=inside[:, None], other=0.0)
     else:
         return tl.load(at)
+
+
+@jit
+def _load_near(ptr, n, step, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Load the whole rows from ``n`` on by one address and distances of 32 bits, which take few registers."""
+    at = (tl.arange(0, BLOCK_N) * step)[:, None] + tl.arange(0, D)[None, :]
+    return tl.load((ptr + n * tl.cast(step, tl.int64)) + at)
+
+
+@jit
+def _load_box(box, head, row, BLOCK_N: tl.constexpr, D: tl.constexpr):
+    """Load rows of one head by a descriptor of [heads, rows, columns]."""
+    return tl.reshape(box.load([head, row, 0]), [BLOCK_N, D])
 
 
 @jit
@@ -112,19 +126,69 @@ def _byte(pairs, HIGH: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @jit
+def _scores(q, q_tail, k, k_ptr, rows, inside, factor, cap, D: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr,
+            CHECKED: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, APART: tl.constexpr):
+    """Return the scores of a tile before the mask.
+
+    APART: two factored products instead of one running sum, which would tie the layout of the first to the second's.
+    """
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if APART:
+        s = s * factor
+    if D_TAIL > 0:
+        k_tail = _load_tile(k_ptr, rows, inside, D, D_MAIN, D_TAIL, CHECKED).to(q.dtype)
+        if APART:
+            s += tl.dot(q_tail, tl.trans(k_tail), input_precision="ieee") * factor
+        else:
+            s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
+    return _soften(s, 1.0 if APART else factor, cap, CAP, FUSED or APART)
+
+
+@jit
+def _weights(s, top, total, factor, per_row, exists, FUSED: tl.constexpr, WIDE: tl.constexpr, CHECKED: tl.constexpr,
+             HIDDEN: tl.constexpr, APART: tl.constexpr):
+    """Return the weights of scores, the factor of what came before, the new maxima and sums.
+
+    HIDDEN: only ``exists`` says whether the tile has a key. APART: weights pass a branch, so that the compiler does not
+    see that one product feeds the other, for which it would let all warps compute all scores, and shares out the keys.
+    """
+    high = tl.max(s, 1)
+    if HIDDEN:
+        high = tl.where(exists, high, float("-inf"))
+    new = tl.maximum(top, high * per_row if FUSED else high)
+    base = tl.where(new == float("-inf"), 0.0, new) if CHECKED else new
+    if APART:
+        if exists:
+            p = tl.exp2(s - base[:, None])
+            shrink = tl.exp2(top - base)
+        else:  # zeros and ones that the compiler does not keep in shared memory
+            p = tl.where(s > float("inf"), 1.0, 0.0)
+            shrink = tl.where(top > float("inf"), 0.0, 1.0)
+    else:
+        shrink = tl.exp2(top - base)
+        if HIDDEN:
+            base = tl.where(exists, base, float("inf"))
+        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
+    total = total * shrink[:, None] + p if WIDE else total * shrink + tl.sum(p, 1)
+    return p, shrink, new, total
+
+
+@jit
 def _walk(
     acc, odd, top, total, q, q_tail, k_ptr, v_ptr, table, lo, hi, left, right, own, factor, per_row, cap, window, pages,
     k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     FUSED: tl.constexpr, SHARED_V: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    SAME: tl.constexpr, NARROW: tl.constexpr, MASKED: tl.constexpr,
+    SAME: tl.constexpr, NARROW: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Attend to the keys from ``lo`` to ``hi``; only a MASKED walk looks at each key's place.
 
     PAIRS: two columns of fp8 values are read as one number, so that whole words of shared memory feed the product, and
     ``acc`` and ``odd`` hold the even and the odd columns. WIDE: ``total`` keeps a sum per row and key of a tile, added
-    up at the end, so that no round waits for a sum over threads. SAME: keys and values have the same strides.
+    up at the end, so that no round waits for a sum over threads. SAME: keys and values have the same strides. NEAR: an
+    unmasked walk may rely on whole rows, and on a tile that spans less than 2^31 elements.
     """
     CHECKED: tl.constexpr = MASKED or PAGE > 0
     WHOLE: tl.constexpr = PAGE > 0 and PAGE % BLOCK_N == 0
@@ -134,30 +198,21 @@ def _walk(
     for n in range(lo, hi, BLOCK_N):
         page, slot, inside = _place(entry, n, left, right, pages, PAGE, BLOCK_N, WHOLE, MASKED)
         # A page outside the cache hides its tile as a whole, which costs no work on scores.
-        page_exists = entry.to(tl.uint32, bitcast=True) < pages if WHOLE else True
+        exists = entry.to(tl.uint32, bitcast=True) < pages if WHOLE else pages > 0
         if PAGE > 0:  # a round ahead: the next tile's addresses must not wait for the table
             entry = _entries(n + BLOCK_N, left, hi, table, PAGE, BLOCK_N, WHOLE)
         rows = page * k_page + slot * k_row
-        k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if D_TAIL > 0:
-            k_tail = _load_tile(k_ptr, rows, inside, D, D_MAIN, D_TAIL, CHECKED).to(q.dtype)
-            s = tl.dot(q_tail, tl.trans(k_tail), acc=s, input_precision="ieee")
-        s = _soften(s, factor, cap, CAP, FUSED)
+        if NEAR and not CHECKED:
+            k = _load_near(k_ptr, n, k_row, BLOCK_N, D_MAIN)
+        else:
+            k = _load_tile(k_ptr, rows, inside, D, 0, D_MAIN, CHECKED).to(q.dtype)
+        s = _scores(q, q_tail, k, k_ptr, rows, inside, factor, cap, D, D_MAIN, D_TAIL, CHECKED, CAP, FUSED, APART)
         if MASKED:
             s = _hide(s, n, inside, own, left, window, BLOCK_N, PAGE, CAUSAL, WINDOW, NARROW)
         elif PAGE > 0 and not WHOLE:
             s = tl.where(inside[None, :], s, float("-inf"))
-        high = tl.max(s, 1)
-        if WHOLE and not MASKED:
-            high = tl.where(page_exists, high, float("-inf"))
-        new = tl.maximum(top, high * per_row if FUSED else high)
-        base = tl.where(new == float("-inf"), 0.0, new) if CHECKED else new
-        shrink = tl.exp2(top - base)
-        if WHOLE and not MASKED:
-            base = tl.where(page_exists, base, float("inf"))
-        p = tl.exp2((s * factor if FUSED else s) - base[:, None])
-        total = total * shrink[:, None] + p if WIDE else total * shrink + tl.sum(p, 1)
+        p, shrink, top, total = _weights(s, top, total, factor, per_row, exists, FUSED and not APART, WIDE, CHECKED,
+                                         WHOLE and not MASKED, APART)
         if PAIRS:
             two = v_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
             at = rows // 2 if SAME else page * (v_page // 2) + slot * (v_row // 2)
@@ -168,12 +223,60 @@ def _walk(
         else:
             if SHARED_V:
                 v = k
+            elif NEAR and not CHECKED:
+                v = _load_near(v_ptr, n, k_row if SAME else v_row, BLOCK_N, D_V)
             else:
                 at = rows if SAME else page * v_page + slot * v_row
                 v = _load_tile(v_ptr, at, inside, DV, 0, D_V, CHECKED).to(V_TYPE)
             acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
-        top = new
     return acc, odd, top, total
+
+
+@jit
+def _ahead(
+    acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, lo, hi, right, own, factor, per_row, cap,
+    D: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr, MASKED: tl.constexpr,
+):
+    """Walk over packed keys with the values a round behind: their product and the next softmax run side by side."""
+    for n in range(lo, hi, BLOCK_N):
+        k = _load_box(k_box, kv_head, start + n, BLOCK_N, D)
+        s = _soften(tl.dot(q, tl.trans(k), input_precision="ieee"), factor, cap, CAP, FUSED)
+        v = _load_box(v_box, kv_head, start + n - BLOCK_N, BLOCK_N, D_V)  # a block that is followed by another is whole
+        acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+        if MASKED:
+            inside = n + tl.arange(0, BLOCK_N) < right
+            s = _hide(s, n, inside, own, 0, 0, BLOCK_N, 0, CAUSAL, False, False)
+        p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, MASKED, False, False)
+    return acc, p, shrink, top, total
+
+
+@jit
+def _walk_ahead(
+    acc, top, total, q, v_ptr, k_box, v_box, kv_head, start, mid, hi, own, factor, per_row, cap, v_row,
+    D: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr,
+    FUSED: tl.constexpr,
+):
+    """Attend to packed keys up to ``hi``, of which all rows see those before ``mid``. D and D_V are the true widths.
+
+    The weights of a block wait for the next block's scores, so one block's scores come before the loops, and one
+    block's values behind them. Rows of other sequences are read there as keys, and hidden, but never as values, where
+    a weight of 0 would not hide a NaN.
+    """
+    k = _load_box(k_box, kv_head, start, BLOCK_N, D)
+    s = _soften(tl.dot(q, tl.trans(k), input_precision="ieee"), factor, cap, CAP, FUSED)
+    s = _hide(s, 0, tl.arange(0, BLOCK_N) < hi, own, 0, 0, BLOCK_N, 0, CAUSAL, False, False)
+    p, shrink, top, total = _weights(s, top, total, factor, per_row, True, FUSED, False, True, False, False)
+    acc, p, shrink, top, total = _ahead(
+        acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, BLOCK_N, mid, hi, own, factor, per_row, cap,
+        D, D_V, BLOCK_N, CAUSAL, CAP, FUSED, False)
+    acc, p, shrink, top, total = _ahead(
+        acc, p, shrink, top, total, q, k_box, v_box, kv_head, start, tl.maximum(mid, BLOCK_N), hi, hi, own, factor,
+        per_row, cap, D, D_V, BLOCK_N, CAUSAL, CAP, FUSED, True)
+    key = tl.maximum(0, (hi - 1) // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    v = _load_tile(v_ptr, key.to(tl.int64) * v_row, key < hi, D_V, 0, D_V, True)
+    acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+    return acc, top, total
 
 
 @jit
@@ -279,7 +382,7 @@ def _factor(scale, q_scale, k_scale, head, heads_mask, kv_head, q_scale_step, k_
 
 @jit
 def _attend(
-    q, k, v, out, lse, work, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale,
+    q, k, v, out, lse, work, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale, k_box, v_box,
     scale, cap, window, rows, heads, q_len, pages, columns, splits, batch, spread, work_lse, work_deal,
     q_row, q_head, k_page, k_row, k_head, v_page, v_row, v_head, out_row, out_head, lse_row, lse_head, table_row,
     q_scale_step, k_scale_step, v_scale_step,
@@ -289,7 +392,7 @@ def _attend(
     SINKS: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LSE: tl.constexpr,
     SHARED_V: tl.constexpr, FP8_Q: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     PAIRS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, SAME: tl.constexpr, KV_FIRST: tl.constexpr,
-    DEALT: tl.constexpr,
+    AHEAD: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr, DEALT: tl.constexpr,
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
@@ -300,8 +403,7 @@ def _attend(
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
     if not KV_FIRST:
         kv_head, tile, tiles = tile, kv_head, tl.num_programs(0)
-    part_lse = work + work_lse if SPLIT else work
-    place = seq
+    part_lse, place = work + work_lse if SPLIT else work, seq
     if DEALT > 0:
         seq, split, splits = _deal(lengths, work, work_deal, place, (kv_head == 0) & (tile == 0), batch, spread,
                                    columns * PAGE, DEALT, BLOCK_N, SPLIT)
@@ -332,10 +434,11 @@ def _attend(
     v = v + tl.cast(k_start, tl.int64) * v_row + kv_head.to(tl.int64) * v_head
     table = table + seq.to(tl.int64) * table_row if PAGE > 0 else table
     acc, row_lse = _tile(
-        queries, tail, k, v, table, sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits,
-        factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M,
-        BLOCK_N, SPLIT, PAGE, CAUSAL, WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE,
-        WIDE, SAME)
+        queries, tail, k, v, k_box, v_box, kv_head, tl.cast(k_start, tl.int32), table,
+        sinks + head if SINKS else sinks, real, first, token, q_len, k_len, split, splits, factor, per_row, cap, window,
+        pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, GROUP, BLOCK_M, BLOCK_N, SPLIT, PAGE, CAUSAL,
+        WINDOW, CAP, FUSED, SINKS and not SPLIT, SHARED_V, PHASES, NARROW, PAIRS, NATIVE, WIDE, SAME, AHEAD, APART,
+        NEAR)
     acc = acc * tl.load(v_scale + kv_head * v_scale_step) if V_SCALE else acc
     if DEALT > 0:
         at = (place.to(tl.int64) * q_len + token) * heads + head
@@ -347,13 +450,13 @@ def _attend(
 
 @jit
 def _tile(
-    queries, tail, k, v, table, sink_ptr, real, first, token, q_len, k_len, split, splits, factor, per_row, cap,
-    window, pages, k_page, k_row, v_page, v_row,
+    queries, tail, k, v, k_box, v_box, kv_head, start, table, sink_ptr, real, first, token, q_len, k_len, split, splits,
+    factor, per_row, cap, window, pages, k_page, k_row, v_page, v_row,
     D: tl.constexpr, DV: tl.constexpr, D_MAIN: tl.constexpr, D_TAIL: tl.constexpr, D_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, SINKS: tl.constexpr,
     SHARED_V: tl.constexpr, PHASES: tl.constexpr, NARROW: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr,
-    WIDE: tl.constexpr, SAME: tl.constexpr,
+    WIDE: tl.constexpr, SAME: tl.constexpr, AHEAD: tl.constexpr, APART: tl.constexpr, NEAR: tl.constexpr,
 ):
     """Return a tile's rows and their LSE. PHASES: the stretch of keys that all rows see is walked without a mask."""
     i1 = tl.minimum(first + BLOCK_M, q_len * GROUP) - 1
@@ -364,21 +467,26 @@ def _tile(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N] if WIDE else [BLOCK_M], tl.float32)
     odd = tl.zeros([BLOCK_M, D_V // 2], tl.float32) if PAIRS else top
+    if AHEAD:
+        acc, top, total = _walk_ahead(
+            acc, top, total, queries, v, k_box, v_box, kv_head, start, mid_hi, hi, own, factor, per_row, cap, v_row, D,
+            D_V, BLOCK_N, CAUSAL, CAP, FUSED)
+        return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
     if PHASES:
         if WINDOW:
             acc, odd, top, total = _walk(
                 acc, odd, top, total, queries, tail, k, v, table, lo, mid_lo, left, right, own, factor, per_row, cap,
                 window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+                CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, True)
         acc, odd, top, total = _walk(
             acc, odd, top, total, queries, tail, k, v, table, mid_lo, mid_hi, left, right, own, factor, per_row, cap,
             window, pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW,
-            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, False)
+            CAP, FUSED, SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, False)
         lo = mid_hi
     acc, odd, top, total = _walk(
         acc, odd, top, total, queries, tail, k, v, table, lo, hi, left, right, own, factor, per_row, cap, window,
         pages, k_page, k_row, v_page, v_row, D, DV, D_MAIN, D_TAIL, D_V, BLOCK_N, PAGE, CAUSAL, WINDOW, CAP, FUSED,
-        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, True)
+        SHARED_V, PAIRS, NATIVE, WIDE, SAME, NARROW, APART, NEAR, True)
     return _finish(acc, odd, top, total, sink_ptr, real, SINKS, PAIRS, WIDE, BLOCK_M, D_V)
 
 

@@ -12,6 +12,7 @@ from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.ops.attention._reference import scale_or_default
 
 COMPILE_PARTS: Final = ("sm90",)
+SHORT: Final = flash.choose_config(flash.Shape(64, 64, 8, True, False), 1)
 
 
 def rejects(
@@ -84,4 +85,5 @@ def compile_cases(chip: object) -> list[CompileCase]:
         flash.case("D 128, window, cap", 128, 4, WINDOW=True, CAP=True),
         flash.case("D 256", 256, 1),
         flash.case("D 192, values 128", 192, 1, value_width=128),
+        flash.case("D 64, short sequences", 64, 8, SHORT),
     ]

@@ -59,4 +59,6 @@ def compile_cases(chip: object) -> list[CompileCase]:
         latent.join_case("join of many parts", batch=1, rows=128),
         latent.join_case("join of few parts", batch=16, rows=128),
         latent.join_case("join of many rows", batch=64, rows=256),
+        latent.join_case("join of 8 parts", batch=8, rows=128),
+        latent.join_case("join of few rows", batch=64, rows=16),
     ]

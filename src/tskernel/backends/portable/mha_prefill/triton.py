@@ -73,5 +73,6 @@ def compile_cases(chip: flash.Chip) -> list[flash.Case]:
         flash.case(chip, "one row of one head", rows=1, group=1, width=40, value_width=24, ones=True),
         flash.case(chip, "causal D 128", rows=4096, group=8, width=128),
         flash.case(chip, "D 64, sinks, window", rows=4096, group=8, width=64, SINKS=True, WINDOW=True),
-        flash.case(chip, "D 256, cap", rows=4096, group=1, width=256, CAP=True, FUSED=False),
+        flash.case(chip, "D 256, cap", rows=4096, group=1, width=256, CAP=True, FUSED=False, AHEAD=False),
+        flash.case(chip, "D 256, descriptors", rows=4096, group=1, width=256, AHEAD=True),
     ]
