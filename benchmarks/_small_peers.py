@@ -115,6 +115,8 @@ def _flashinfer_cuda(name: str) -> Prepare:
     def prepare(a: Arguments) -> Call:
         from flashinfer import norm
 
+        if not norm.gen_norm_module().is_compiled and os.environ.get("FLASHINFER_DISABLE_JIT", "") == "1":
+            raise NotImplementedError("its module is not built (FLASHINFER_DISABLE_JIT=1)")
         call = _flashinfer_norm(name)(a)
 
         def switched() -> Any:

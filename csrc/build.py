@@ -199,7 +199,7 @@ def gate_module(root: Path, *, optional: bool = True) -> Extension | None:
         include_dirs=[str(include), str(include / "torch/csrc/api/include")],
         library_dirs=[str(root / "lib")],
         libraries=["torch_python", "torch_cpu", "torch", "c10"],
-        extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden"],
+        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
         language="c++",
         optional=optional,
     )

@@ -95,7 +95,9 @@ hipError_t start_kernel(int, const Launch& shape, void* stream, void (*kernel)(P
 template <typename... P, typename... A>
 void launch(const Tensor& like, const Launch& shape, void (*kernel)(P...), A... args) {
     const int device = like.get_device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
+    int current = -1;
+    std::optional<torch::stable::accelerator::DeviceGuard> guard;  // it allocates: only where it is needed
+    if (TSK_RUNTIME(GetDevice)(&current) != TSK_RUNTIME(Success) || current != device) guard.emplace(device);
     void* stream = nullptr;
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "tskernel_native: this torch has no GPU support");
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
