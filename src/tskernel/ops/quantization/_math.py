@@ -23,9 +23,10 @@ _E8M0_NAN = 255
 
 
 def quotient(x: Tensor, divisor: float) -> Tensor:
-    """Return ``x / divisor``, rounded once on every device: torch's CUDA kernels multiply by the reciprocal of a number.
+    """Return ``x / divisor``, rounded once on every device.
 
-    That is one step off at times, and then some ``x / scale`` lies on the other side of a tie.
+    Where the divisor is a number, torch's CUDA kernels multiply by its reciprocal. That is one step off at times, and
+    then some ``x / scale`` lies on the other side of a tie.
     """
     return x / torch.full_like(x, divisor)
 
