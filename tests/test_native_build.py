@@ -269,10 +269,10 @@ def test_hip_compiles_without_spills(tmp_path: Path) -> None:
         sys.path.pop(0)
     if compile_hip.toolchain() is None:
         pytest.skip("clang-22 or triton's AMD headers are missing")
-    for part in ("gfx942", "gfx950"):
-        found = compile_hip.resources(compile_hip.compile_header("rope", part, tmp_path))
-        assert found["vgpr_count"] > 0
-        assert found["vgpr_spill_count"] == found["private_segment_fixed_size"] == 0, (part, found)
+    compile_hip.compile_host("store_kvcache", tmp_path)
+    found = compile_hip.resources(compile_hip.compile_header("rope", "gfx942", tmp_path))  # all: compile_hip.py
+    assert found["vgpr_count"] > 0
+    assert found["vgpr_spill_count"] == found["private_segment_fixed_size"] == 0, found
 
 
 def test_device_code_names_its_platform_in_one_place() -> None:

@@ -1,8 +1,8 @@
 """Compile the kernels of csrc/ for AMD devices without ROCm, with Debian's clang-22 and the HIP headers of triton.
 
-Device code only: the host side needs hip/hip_fp16.h through torch's headers, which only ROCm has. So the headers in
-csrc/kernels, which are free of torch, are included and instantiated here. Linking and running are not shown.
-``python tools/compile_hip.py OUT`` prints registers, spills and scratch per header and part.
+For the device the headers in csrc/kernels, which are free of torch, are included and instantiated. For the host each
+op's file is compiled with stand-ins for the three headers of ROCm that torch's own include. Linking and running are
+not shown. ``python tools/compile_hip.py OUT`` prints registers, spills and scratch per header and part.
 """
 
 from __future__ import annotations
@@ -113,6 +113,38 @@ def compile_header(header: str, part: str, out: Path) -> str:
     return target.read_text()
 
 
+# What torch's headers want of ROCm's; no code of csrc/ uses any of it.
+STAND_INS = {
+    "hip/hip_fp16.h": "struct __half { unsigned short bits; };\ninline float __half2float(__half) { return 0; }\n"
+    "inline __half __float2half(float) { return {}; }\n",
+    "hip/hip_bf16.h": "struct __hip_bfloat16 { unsigned short bits; };\n",
+    "thrust/complex.h": "namespace thrust {\ntemplate <class T> struct complex { T a, b; T real() const { return a; } "
+    "T imag() const { return b; } };\ntemplate <class T> complex<T> polar(T r, T t) { return {r, t}; }\n}\n",
+}
+
+
+def compile_host(name: str, out: Path) -> None:
+    """Compile the host side of one op's file, csrc/NAME.cu.
+
+    Raises: RuntimeError with the compiler's words.
+    """
+    tools, torch = toolchain(), find_spec("torch")
+    if tools is None or torch is None or torch.origin is None:
+        raise RuntimeError("clang++-22, triton's AMD headers or torch are missing")
+    for header, text in STAND_INS.items():
+        path = out / "stand-ins" / header
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#pragma once\n{text}")
+    clang, amd = tools
+    command = [clang, "-x", "hip", "--offload-host-only", "-fsyntax-only", "-nogpulib", "-nogpuinc", "-std=c++17"]
+    command += ["--offload-arch=gfx942", "-include", "__clang_hip_runtime_wrapper.h", "-D__HIP_PLATFORM_AMD__"]
+    command += ["-I", str(out / "stand-ins"), "-I", str(amd / "include"), "-Wno-everything"]
+    command += ["-isystem", str(Path(torch.origin).parent / "include"), "-DTORCH_TARGET_VERSION=0x020B000000000000"]
+    done = subprocess.run([*command, str(CSRC / f"{name}.cu")], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
 def resources(assembly: str) -> dict[str, int]:
     """Return the largest of every resource over a file's kernels."""
     fields = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
@@ -120,9 +152,12 @@ def resources(assembly: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Compile every header for every part."""
+    """Compile every header for every part, and every file's host side."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
+    for source in sorted(CSRC.glob("*.cu")):
+        compile_host(source.stem, out)
+        print(source.name, "host side compiles", flush=True)
     for header in KERNELS:
         for part in PARTS:
             print(header, part, resources(compile_header(header, part, out)), flush=True)
