@@ -1,11 +1,11 @@
-"""Build tskernel: a pure wheel, plus csrc/*.cu where a CUDA or ROCm compiler is at hand.
+"""Build tskernel: a pure wheel, plus csrc/ where a CUDA or ROCm compiler and such a torch are at hand.
 
-Everything else is declared in pyproject.toml. Sources are found by glob, so that adding a kernel edits nothing here.
-TSKERNEL_CSRC=0 forces the pure wheel.
+Everything else is declared in pyproject.toml. csrc/build.py says what TSKERNEL_BUILD and TSKERNEL_ARCHS choose.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -13,27 +13,16 @@ from typing import Any
 
 from setuptools import setup
 
+CSRC = Path(__file__).resolve().parent / "csrc"
+
 
 def native_options() -> tuple[str, dict[str, Any]]:
     """Return a sentence that says what is built, and the matching arguments of setup()."""
-    sources = sorted(str(path) for path in Path("csrc").glob("*.cu"))
-    if not sources:
-        return "a pure Python wheel (no csrc/*.cu)", {}
-    if os.environ.get("TSKERNEL_CSRC") == "0":
-        return "a pure Python wheel (TSKERNEL_CSRC=0)", {}
-    try:
-        from torch.utils import cpp_extension
-    except ImportError:
-        return "a pure Python wheel (torch is not importable here; try --no-build-isolation)", {}
-    if cpp_extension.CUDA_HOME is None and cpp_extension.ROCM_HOME is None:
-        return "a pure Python wheel (no nvcc or hipcc found)", {}
-    # CUDAExtension turns the sources into HIP on a ROCm build of torch.
-    extension = cpp_extension.CUDAExtension("tskernel._C", sources, include_dirs=["csrc"], py_limited_api=True)
-    return f"{len(sources)} native sources from csrc/", {
-        "ext_modules": [extension],
-        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
-        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
-    }
+    if not (CSRC / "build.py").exists():
+        return "a pure Python wheel (no csrc/)", {}
+    sys.path.insert(0, str(CSRC))
+    native = importlib.import_module("build")  # csrc/build.py
+    return native.choose(os.environ.get("TSKERNEL_BUILD", "auto"))
 
 
 SENTENCE, OPTIONS = native_options()

@@ -5,8 +5,11 @@ kernel directly, so what is left is checking, dispatch and argument passing. ``c
 same schema with the same kernel through ``torch.library.custom_op`` and ``torch.library.Library``. Batches of the
 compared calls and of the bare kernel take turns; the median of the differences is given, and the difference of the
 fastest batches, which other work on the machine disturbs least. "Other look" calls with many shapes in turn: each is
-recognised, but none is the one before. "New look" is a call like none before, which is checked and selected. The
-import is timed with compiled bytecode, as an installed package has it.
+recognised, but none is the one before. Where the C++ gate (csrc/gate) is built, "Python gate" is the same function
+without it, in the same run. Nothing is subtracted from three kinds of rows: "gate" is the question alone whether a
+kernel may be called directly, "allocating" a call whose result is allocated and whose kernel, in Python, does nothing,
+"bound" a call of a kernel that is bound to an operator in C++ that does nothing. "New look" is a call like none before,
+which is checked and selected. The import is timed with compiled bytecode, as an installed package has it.
 
     taskset -c 0 python benchmarks/overhead.py [--device cuda] [--write]
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -35,11 +39,20 @@ from rich.table import Table
 from torch import Tensor
 
 import tskernel
+from tskernel._torch.binding import calls as bind_to
+from tskernel._torch.front import build_front
+from tskernel._torch.gate import GATE
+from tskernel._torch.guard import python_needs_dispatcher
 from tskernel._torch.schema import REQUIRED
 from tskernel.library import Op, ops
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = {"tskernel front": 1.0, "torch.ops.tokenspeed": 4.5, "import over torch": 60_000.0}
+TARGETS = {
+    "tskernel front": 1.0 if GATE is None else 0.5,
+    "gate": 0.15,
+    "torch.ops.tokenspeed": 4.5,
+    "import over torch": 60_000.0,
+}
 CALLS, BATCHES = 1_000, 61
 HEAVY = ("triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor")
 
@@ -124,8 +137,10 @@ def routes(case: Case, result: Tensor | None) -> dict[str, Callable[..., Any]]:
     library.define(f"{name}{signature}")
     library.impl(name, kernel, "CompositeExplicitAutograd")
     _libraries.append(library)
+    python_gate = {} if GATE is None else {"tskernel front, Python gate": build_front(op, native=False)}
     return {
         "tskernel front": op.front,
+        **python_gate,
         "torch.ops.tokenspeed": op.torch_op(form),
         "Library.define": getattr(torch.ops.benchdef, name).default,
         "custom_op": custom,
@@ -188,6 +203,46 @@ def other_looks(mode: str, shapes: int) -> Row:
             took = timeit.timeit(text, globals={"f": function, "calls": calls}, number=rounds)
             found.append(took / rounds / shapes * 1e6)
     return Row(op.name, len(op.arguments) + 1, 2, mode, f"other look, {shapes} shapes", *net(times, bare))
+
+
+def gross(label: str, arguments: int, given: int, mode: str, calls: dict[str, Callable[[], Any]]) -> list[Row]:
+    """Return a row for each of some calls that take turns, nothing subtracted."""
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
+        for _ in range(BATCHES):
+            for name, call in calls.items():
+                took[name].append(timeit.timeit(call, number=CALLS) / CALLS * 1e6)
+    return [Row(label, arguments, given, mode, n, statistics.median(t), min(t)) for n, t in took.items()]
+
+
+def gates(case: Case, mode: str) -> list[Row]:
+    """Return the rows of the question whether a call must go through the dispatcher."""
+    tensors = [a for a in case.positional if isinstance(a, Tensor)]
+    asked: dict[str, Callable[[], Any]] = {}
+    if GATE is not None:
+        asked["gate"] = functools.partial(GATE.needs_dispatcher, False, *tensors)
+    asked["gate in Python"] = functools.partial(python_needs_dispatcher, tensors, autocast=False)
+    return gross(case.op.name, len(case.op.arguments) + 1, len(tensors), mode, asked)
+
+
+def whole_calls(device: str, mode: str) -> list[Row]:
+    """Return the rows of calls with all that surrounds a kernel: a result that is allocated, an operator in C++."""
+    x, weight = torch.zeros(8, 4096, device=device), torch.ones(4096, device=device)
+    allocating = no_op(ops["rmsnorm"], None, "out=None")
+    bound = no_op(ops["fused_add_rmsnorm"], None)
+    # An operator of torch's own that does nothing when asked nothing.
+    bind_to("aten::_assert_tensor_metadata", "x")(bound)
+    rows = []
+    for name, kernel, arguments in (("rmsnorm", allocating, (x, weight)), ("fused_add_rmsnorm", bound, (x, x, weight))):
+        op, label = ops[name], "allocating" if kernel is allocating else "bound"
+        tskernel.register_kernel(op.family, name, name="benchmark/whole", priority=19)(kernel)
+        fronts = {label: op.front, **({} if GATE is None else {f"{label}, Python gate": build_front(op, native=False)})}
+        calls = {n: functools.partial(f, *arguments) for n, f in fronts.items()}
+        try:
+            rows += gross(name, len(op.arguments) + 1, len(arguments), mode, calls)
+        finally:
+            tskernel.KernelRegistry.get().unregister("benchmark/whole")
+    return rows
 
 
 def new_look(case: Case, mode: str) -> Row:
@@ -287,6 +342,8 @@ def main() -> None:
     for case in cases(options.device):
         for mode in ("inference_mode", "no_grad"):
             rows += measure(case, mode)
+    rows += gates(cases(options.device)[0], "inference_mode") + gates(cases(options.device)[5], "inference_mode")
+    rows += whole_calls(options.device, "inference_mode")
     rows += [other_looks("inference_mode", shapes) for shapes in (4, 40)]
     rows += [
         new_look(case, "inference_mode") for case in cases(options.device) if not case.keywords and case.out is None

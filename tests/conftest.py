@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+if "TSKERNEL_TEST_GATE" in os.environ:  # an extension that a test built aside, so that the tree stays clean
+    found = importlib.util.spec_from_file_location("tskernel._gate", os.environ["TSKERNEL_TEST_GATE"])
+    sys.modules["tskernel._gate"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(sys.modules["tskernel._gate"])
 
 import tskernel  # noqa: F401  defines torch.ops.tokenspeed
 from tskernel.dispatch import policy
@@ -59,3 +70,40 @@ def no_grad() -> Iterator[None]:
     """Run as a server does; tests of gradients switch it on."""
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Give ``built_once(name, make)``: the file of that name, which ``make`` writes, made once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        path = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                made = path.with_name(f"{name}.new")
+                make(made)
+                made.rename(path)  # a build that failed leaves nothing behind
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def aoti_program(built_once: Callable[..., Path]) -> Path:
+    """The program of ``examples/aoti`` for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("no host compiler")
+    example = Path(__file__).parent.parent / "examples" / "aoti"
+    found = importlib.util.spec_from_file_location("aoti_package", example / "package.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+
+    def build(path: Path) -> None:
+        command = module.build_command(path.parent, "cpu")
+        command[command.index("-o") + 1] = str(path)
+        subprocess.run(command, check=True)
+
+    return built_once("aoti_program", build)

@@ -10,7 +10,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
+import _small_peers
+import _small_report
+import _small_rows
 import attention
+import small_ops
 from _attention_inputs import copies, expected, make
 from _attention_peers import fitting, peers, tskernel_call
 from _attention_report import digest, markdown, targets
@@ -129,3 +133,34 @@ def test_the_command_line_names_its_modes(capsys: pytest.CaptureFixture[str]) ->
     assert len(capsys.readouterr().out.splitlines()) == len(chosen(["extend"]))
     options = attention.parser().parse_args(["run", "out.json", "--rows", "decode", "mla", "--kernels", "fa3"])
     assert options.rows == ["decode", "mla"] and options.kernels == ["fa3"]
+
+
+def test_small_rows_have_names_of_their_own() -> None:
+    names = [r.name for r in _small_rows.rows()]
+    assert len(set(names)) == len(names) and {r.case.op for r in _small_rows.rows(["mxfp4"])} == {"quantize_mxfp4"}
+
+
+@pytest.mark.parametrize("op", sorted({r.case.op for r in _small_rows.rows()}))
+def test_the_check_of_small_ops_takes_the_right_result_and_no_other(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a peer that returns what the op writes in place."""
+    monkeypatch.setattr(_small_rows, "DEVICE", "cpu")
+    monkeypatch.setattr(_small_rows, "MAX_POSITION", 64)
+    case = next(r.case for r in _small_rows.rows() if r.case.op == op)
+    row = _small_rows.Row(case, 3)
+    arguments = case.make(row.tokens)
+    want = small_ops.expected(row, arguments)
+    assert small_ops.check(row, _small_peers.ours(op, f"reference/{op}"), want, arguments) == ""
+    assert small_ops.check(row, lambda a: lambda: (*want, None), want, arguments) == ""
+    wrong = (torch.full_like(want[0].float(), 77).to(want[0].dtype), *want[1:])
+    assert "differ" in small_ops.check(row, lambda a: lambda: wrong, want, arguments)
+
+
+def test_the_table_of_small_ops_compares_with_the_best_peer() -> None:
+    times = {"cuda/rmsnorm/native": 2.0, "quack": 1.6, "inductor": 2.5, "copy": 1.0}
+    results = [{"name": n, "us": us, "note": ""} for n, us in times.items()] + [
+        {"name": "flashinfer", "note": "absent"}
+    ]
+    data = {"rows": [{"row": "rmsnorm 1 x 8", "selected": "cuda/rmsnorm/native", "results": results}]}
+    *_, line, _, verdict = _small_report.table(data)
+    assert line == "| rmsnorm 1 x 8 | cuda/rmsnorm/native | 2.00 | quack | 1.60 | 1.25 | 0.50 |"
+    assert verdict == "0 of 1 rows at or below the best peer."

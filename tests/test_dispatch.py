@@ -486,7 +486,7 @@ def test_explanations_name_every_kernel_and_reason() -> None:
         capability=CapabilityRequirement(vendor="nvidia", features=("memory:tma",)),
         priority=Priority.SPECIALIZED,
     )
-    add("shape", rejects=lambda x: "no", priority=Priority.PERFORMANT)
+    add("shape", rejects=lambda x: "no", priority=Priority.PERFORMANT + 1)
     plan = explain_selection("norm", "rmsnorm", BF16, platform="sm80")
     status = {c.name: (c.status, c.reason) for c in plan.candidates}
     assert status["tma"] == ("rejected", "needs memory:tma, which sm80 does not have")

@@ -169,7 +169,7 @@ def test_bind_selects_for_the_platform_it_is_given() -> None:
     )
     program = export_norm()
     assert kernel_of(export.bind(program, "sm90")) == "made_up"
-    assert kernel_of(export.bind(program, PlatformInfo.named("sm80"))) == "portable/rmsnorm/torch"
+    assert kernel_of(export.bind(program, PlatformInfo.named("sm80"))) == "cuda/rmsnorm/native"
     assert kernel_of(export.bind(program)) == "portable/rmsnorm/torch"
     with pytest.raises(OverrideError, match="needs nvidia"):
         export.bind(program, "gfx950", overrides={"rmsnorm": "made_up"})
@@ -274,7 +274,7 @@ def test_bound_package_runs_in_a_process_without_tskernel(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_cpp_program_runs_the_package_of_the_example(tmp_path: Path) -> None:
+def test_a_cpp_program_runs_the_package_of_the_example(tmp_path: Path, aoti_program: Path) -> None:
     """``examples/aoti``: neither Python nor tskernel is in the process that runs the model."""
     example = Path(__file__).parent.parent / "examples" / "aoti" / "package.py"
     source = Path(tskernel.__file__).parent.parent
@@ -283,8 +283,9 @@ def test_a_cpp_program_runs_the_package_of_the_example(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *table, build, run = done.stdout.splitlines()
     assert [row.split()[3] for row in table] == ["as", "inlined", "inlined", "inlined"]
-    subprocess.run(build.split(), check=True)
-    assert subprocess.run(run.split(), capture_output=True, text=True, check=True).stdout == "3 results\n"
+    assert build.split()[0] == "g++" and run.split()[0] == f"{tmp_path}/run"
+    command = [str(aoti_program), *run.split()[1:]]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "3 results\n"
     got, want = (torch.load(tmp_path / f"{n}.pt", weights_only=False) for n in ("results", "expected"))
     for g, w in zip(got, want, strict=True):
         compare(g, w)

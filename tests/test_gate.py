@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +12,16 @@ import pytest
 import torch
 from helpers import each_op, primary_samples, tensors_in
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tskernel
-from tskernel._torch import execute
+from tskernel._torch import execute, front
+from tskernel._torch.gate import GATE
+from tskernel._torch.guard import python_needs_dispatcher
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
 from tskernel.library import Op, ops
 from tskernel.testing import clone_arguments, compare
@@ -248,7 +253,58 @@ def jit_trace() -> None:
     assert "tokenspeed::rmsnorm" in str(graph) and routes == ["operator"]
 
 
+def negative_view() -> None:
+    """A tensor whose memory holds the negated values: the dispatcher makes the true ones before a kernel reads them."""
+    compare(tskernel.rmsnorm(torch._neg_view(X), W), -tskernel.rmsnorm(X, W))
+    assert routes == ["operator", "direct"]
+
+
+def default_device() -> None:
+    with torch.device("cpu"):
+        tskernel.rmsnorm(X, W)
+    assert routes == ["operator"]
+
+
+def other_thread_has_a_mode() -> None:
+    opened, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Seen():
+            opened.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    opened.wait()
+    tskernel.rmsnorm(X, W)
+    done.set()
+    thread.join()
+    assert routes == ["direct"]
+
+
+def functional_grad() -> None:
+    """functorch's grad wraps its argument, which no kernel may see."""
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: the operator has no gradient
+        torch.func.grad(lambda x: tskernel.rmsnorm(x, W).sum())(X)
+    assert routes == ["operator"]
+
+
+def python_dispatcher() -> None:
+    """The state in which tracers run fakes."""
+    if GATE is None:  # a remembered look masks this key, as torch's guard object does
+        KernelRegistry.get().forget_calls()
+    with enable_python_dispatcher():
+        tskernel.rmsnorm(X, W)
+    assert routes == ["operator"]
+
+
 CONTEXTS: list[Callable[[], None]] = [
+    negative_view,
+    default_device,
+    other_thread_has_a_mode,
+    functional_grad,
+    python_dispatcher,
     plain,
     inference_mode,
     parameter_without_grad,
@@ -277,8 +333,21 @@ CONTEXTS: list[Callable[[], None]] = [
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "repeated"])
 @pytest.mark.parametrize("context", [pytest.param(c, id=c.__name__) for c in CONTEXTS])
-def test_route_in_every_context(context: Callable[[], None], warm: bool) -> None:
-    """Also right after plain calls with the very same tensors, whose look the function remembers."""
+def test_route_in_every_context(context: Callable[[], None], warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also right after plain calls with the very same tensors, whose look the function remembers.
+
+    Where the C++ gate is built it and the Python gate give the same answers.
+    """
+    both = front.needs_dispatcher
+
+    def agreeing(tensors: Any, *, autocast: bool) -> bool:
+        answer = python_needs_dispatcher(tensors, autocast=autocast)
+        if GATE is not None:
+            assert GATE.needs_dispatcher(autocast, *tensors) == answer
+        assert both(tensors, autocast=autocast) == answer
+        return answer
+
+    monkeypatch.setattr(front, "needs_dispatcher", agreeing)
     for _ in range(3 if warm else 0):
         for function in (tskernel.rmsnorm, torch.ops.tokenspeed.rmsnorm):
             function(X, W)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor
 
 import tskernel
-from tskernel._torch import route, runners
+from tskernel._torch import native_route, route, runners
+from tskernel._torch.binding import Constant, calls
+from tskernel._torch.gate import GATE
 from tskernel.dispatch.registry import KernelRegistry, Priority, register_kernel
 from tskernel.library import ops
 from tskernel.testing import compare
@@ -30,7 +34,8 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("rmsnorm", "mm", "mha_prefill"):
         KernelRegistry.get().kernels_of(name)
     KernelRegistry.get().forget_calls()
-    monkeypatch.setattr(route, "execute", noting)
+    for module in (route, native_route):
+        monkeypatch.setattr(module, "execute", noting)
     return found
 
 
@@ -104,6 +109,35 @@ def test_bad_input_is_refused_after_good_calls_too() -> None:
             )
 
 
+FORMS = {
+    "plain": {},
+    "optional": {"sinks": torch.zeros(1)},
+    "out": {"out": torch.zeros(3, 1, 8)},
+    "lse": {"return_lse": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_number_is_told_from_an_equal_one_of_another_class(form: dict[str, Any], executed: list[str]) -> None:
+    """True equals 1, which was remembered; it is refused by name all the same, by either gate and at every call."""
+    x, cu = torch.randn(3, 1, 8), torch.tensor([0, 3], dtype=torch.int32)
+    call = functools.partial(tskernel.mha_prefill, x, x, x, cu, 3, **form)
+    for _ in range(3):
+        call(window_left=1, is_causal=True)
+        call(window_left=0, is_causal=True, logit_cap=0)
+    assert len(executed) == 2
+    for _ in range(2):
+        for bad in (True, 1.0):
+            with pytest.raises(ValueError, match=r"mha_prefill\w*: window_left: expected int"):
+                call(window_left=bad)
+        with pytest.raises(ValueError, match=r"mha_prefill\w*: is_causal: expected bool"):
+            call(window_left=1, is_causal=1)
+    before = len(executed)
+    for _ in range(3):
+        call(window_left=0, is_causal=True, logit_cap=0.0)
+    assert len(executed) == before + 1
+
+
 @pytest.mark.usefixtures("registry")
 def test_a_registration_is_seen_by_the_next_call() -> None:
     x = torch.randn(3, 8)
@@ -173,3 +207,77 @@ def test_signature_shows_the_defaults_of_the_op() -> None:
 
     assert "eps: 'float' = 1e-06" in signature_text(ops["rmsnorm"])
     assert "logit_cap: 'float' = 0.0" in signature_text(ops["mha_prefill"])
+
+
+LIBRARY = torch.library.Library("tskernel_test_gate", "FRAGMENT")
+LIBRARY.define("scale(Tensor x, Tensor w, float eps, int twice, str? word, Tensor(a!) out) -> ()")
+operator_calls: list[tuple[float, int, str | None]] = []
+
+
+@torch.library.impl(LIBRARY, "scale", "CPU")
+def scale(x: Tensor, w: Tensor, eps: float, twice: int, word: str | None, out: Tensor) -> None:
+    operator_calls.append((eps, twice, word))
+    torch.mul(x, w, out=out)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("writes", [True, False], ids=["writes into out", "returns"])
+def test_a_bound_operator_is_called_for_the_kernel(writes: bool) -> None:
+    """From the second call of a kind on, where the C++ gate is built; the results are the same."""
+    python_calls: list[str] = []
+
+    @calls(
+        "tskernel_test_gate::scale", "x", "weight", "eps", Constant(2), Constant(None), "out" if writes else "return0"
+    )
+    def rmsnorm_(x: Tensor, weight: Tensor, eps: float = 1e-6, *, out: Tensor) -> None:
+        python_calls.append("kernel")
+        torch.ops.tskernel_test_gate.scale(x, weight, eps, 2, None, out)
+
+    def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+        out = torch.empty_like(x)
+        rmsnorm_(x, weight, eps, out=out)
+        return out
+
+    vars(rmsnorm)["binding"] = vars(rmsnorm_)["binding"]
+    register_kernel("norm", "rmsnorm", name="bound", priority=Priority.PLUGIN)(rmsnorm_ if writes else rmsnorm)
+    x = torch.randn(3, 8)
+    operator_calls.clear()
+    for _ in range(3):
+        got = tskernel.rmsnorm(x, W)
+        compare(got, x * W, exact=True)
+    assert operator_calls == [(1e-6, 2, None)] * 3
+    assert len(python_calls) == (1 if GATE is not None else 3)
+    assert tskernel.rmsnorm(x, W).data_ptr() != got.data_ptr()
+    if writes:
+        out = torch.empty(3, 8)
+        for _ in range(3):
+            assert tskernel.rmsnorm(x, W, 1e-5, out=out) is out
+            compare(out, x * W, exact=True)
+            compare(torch.ops.tokenspeed.rmsnorm(x, W), x * W, exact=True)
+        assert operator_calls[-2:] == [(1e-5, 2, None), (1e-6, 2, None)]
+
+
+@pytest.mark.usefixtures("registry")
+def test_results_that_are_allocated_beforehand_look_like_the_kernels_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    @register_kernel("norm", "rmsnorm", name="fills", priority=Priority.PLUGIN)
+    def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, out: Tensor) -> None:
+        out.copy_(x * eps)
+
+    for x in (torch.randn(3, 8), torch.randn(8, 3).t(), torch.randn(2, 3, 8, dtype=torch.bfloat16), torch.randn(8)):
+        results = [tskernel.rmsnorm(x, W.to(x.dtype), eps) for eps in (1.0, 1.0, 2.0, 2.0)]
+        assert len({r.data_ptr() for r in results}) == 4
+        for r, eps in zip(results, (1.0, 1.0, 2.0, 2.0), strict=True):
+            assert (r.shape, r.stride(), r.dtype) == (results[0].shape, results[0].stride(), x.dtype)
+            compare(r, x * eps, exact=True)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_kernel_may_forget_its_own_call() -> None:
+    @register_kernel("norm", "rmsnorm", name="forgets", priority=Priority.PLUGIN)
+    def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, out: Tensor) -> None:
+        KernelRegistry.get().forget_calls()
+        gc.collect()
+        out.fill_(eps)
+
+    for _ in range(4):
+        assert tskernel.rmsnorm(torch.ones(2, 8), W).unique().numel() == 1

@@ -1,13 +1,12 @@
 """Package a decode step's attention for a C++ program: ``python package.py FOLDER [cpu|cuda]``.
 
-Writes FOLDER/model.pt2 and its parts, FOLDER/calls.pt (inputs at three batch sizes) and FOLDER/expected.pt, and prints
-which kernel serves each node, the library and how to build the runner.
+Writes FOLDER/model.pt2, FOLDER/calls.pt (inputs at three batch sizes) and FOLDER/expected.pt, and prints
+which kernel serves each node, and how to build and run the program.
 """
 
 from __future__ import annotations
 
 import sys
-import zipfile
 from pathlib import Path
 
 import torch
@@ -54,20 +53,17 @@ def inputs(batch: int, device: str) -> tuple[Tensor, ...]:
     return tuple(x.to(device) for x in (q, k, v, table, lengths, shared))
 
 
-def package(folder: Path, device: str) -> Path:
-    """Write the package and return its library."""
+def package(folder: Path, device: str) -> None:
+    """Write the package, its inputs and what they give."""
     n = torch.export.Dim("n", min=2, max=256)
     shapes = ({0: n}, {0: COLUMNS * n}, {0: COLUMNS * n}, {0: n}, {0: n}, None)
     program = torch.export.export(Attention(), inputs(4, device), dynamic_shapes=shapes)
     program = export.bind(program, overrides=KERNELS if device == "cuda" else None)
     print(export.bindings(program))
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(folder)
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
     calls = [inputs(batch, device) for batch in (2, 5, 64)]
     torch.save([list(call) for call in calls], folder / "calls.pt")
     torch.save([Attention()(*call).cpu() for call in calls], folder / "expected.pt")
-    return next(folder.rglob("*.so"))
 
 
 def build_command(folder: Path, device: str) -> list[str]:
@@ -76,10 +72,11 @@ def build_command(folder: Path, device: str) -> list[str]:
 
     where, packages = Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent
     include = [*include_paths(device), *packages.glob("nvidia/*/include")]  # the toolkit's headers, or the wheels'
-    cuda = ["-DWITH_CUDA", "-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda"] if device == "cuda" else []
+    cuda = ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda"] if device == "cuda" else []
     return [
         "g++", "-std=c++20", *[f"-I{p}" for p in include], str(Path(__file__).with_name("run.cpp")),
-        "-o", str(folder / "run"), f"-L{where}", f"-Wl,-rpath,{where}", *cuda, "-ltorch", "-ltorch_cpu", "-lc10",
+        "-o", str(folder / "run"), f"-L{where}", f"-Wl,-rpath,{where}", *cuda,
+        "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
     ]  # fmt: skip
 
 
@@ -88,9 +85,9 @@ def main() -> None:
     folder, device = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
-        library = package(folder, device)
+        package(folder, device)
     print(" ".join(build_command(folder, device)))
-    print(f"{folder}/run {library} {folder}/calls.pt {folder}/results.pt")
+    print(f"{folder}/run {folder}/model.pt2 {folder}/calls.pt {folder}/results.pt")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,9 @@
-// Runs a model that AOTInductor packaged, without Python: run MODEL.so CALLS RESULTS
-// CALLS is a list of lists of tensors, as torch.save writes it; RESULTS becomes the list of all results.
+// Runs a package of AOTInductor without Python: run MODEL.pt2 CALLS RESULTS [LIBRARY]
+// CALLS is a list of lists of tensors, as torch.save writes it; RESULTS becomes the list of all results. LIBRARY is
+// libtskernel_ops.so, for a package that calls native ops.
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
-#ifdef WITH_CUDA
-#include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
-using Runner = torch::inductor::AOTIModelContainerRunnerCuda;
-constexpr const char* kDevice = "cuda";
-#else
-#include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
-using Runner = torch::inductor::AOTIModelContainerRunnerCpu;
-#endif
 
 #include <fstream>
 #include <iostream>
@@ -32,24 +27,23 @@ void Write(const char* path, const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 int main(int count, char** argument) {
-    if (count != 4) {
-        std::cerr << "usage: run MODEL.so CALLS RESULTS\n";
+    if (count != 4 && count != 5) {
+        std::cerr << "usage: run MODEL.pt2 CALLS RESULTS [LIBRARY]\n";
         return 2;
     }
+    // Loading it registers the ops; the program links to nothing of tskernel.
+    if (count == 5 && dlopen(argument[4], RTLD_NOW) == nullptr) {
+        std::cerr << dlerror() << '\n';
+        return 1;
+    }
     const c10::InferenceMode inference;
-    const std::string model = argument[1];
-#ifdef WITH_CUDA
-    // The compiled Triton kernels lie beside the library.
-    Runner runner(model, 1, kDevice, model.substr(0, model.rfind('/')));
-#else
-    Runner runner(model);
-#endif
+    torch::inductor::AOTIModelPackageLoader model(argument[1]);
     const c10::IValue calls = Read(argument[2]);
     std::vector<at::Tensor> results;
     for (const c10::IValue& call : calls.toListRef()) {
         std::vector<at::Tensor> inputs;
         for (const c10::IValue& input : call.toListRef()) inputs.push_back(input.toTensor());
-        for (const at::Tensor& result : runner.run(inputs)) results.push_back(result.cpu());
+        for (const at::Tensor& result : model.run(inputs)) results.push_back(result.cpu());
     }
     Write(argument[3], results);
     std::cout << results.size() << " results\n";

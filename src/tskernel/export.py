@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from tskernel.dispatch.platform import PlatformInfo
 
-__all__ = ["Binding", "Bindings", "bind", "bindings", "load", "save"]
+__all__ = ["Binding", "Bindings", "bind", "bindings", "load", "native_library", "save"]
 
 _NOTE_FILE = "tskernel.json"
+_NATIVE, _LIBRARY = "tskernel._native", "libtskernel_ops.so"
 _FUNCTIONALIZED = "was functionalized before it was bound: call bind() before run_decompositions()"
 
 
@@ -123,8 +124,23 @@ def _binding(node: Node, name: str) -> Binding:
         return Binding(node.name, name, kernel, False, str(error.args[0]))
     if override != f"{kernel}:{spec.fingerprint()}":
         return Binding(node.name, name, kernel, False, "bound with another version of this kernel: bind again")
+    if spec.traceable and any(_NATIVE in c.packages for c in spec.capability):
+        return Binding(node.name, name, kernel, True, f"calls an operator of {_LIBRARY}, which has to be loaded")
     note = "" if spec.traceable else f"{kernel} cannot be traced: the node stays an operator that needs tskernel to run"
     return Binding(node.name, name, kernel, spec.traceable, note)
+
+
+def native_library() -> Path:
+    """Return the library of the native kernels, which a program without Python loads before a package that calls them.
+
+    Raises: FileNotFoundError where tskernel was installed without it.
+    """
+    import tskernel
+
+    path = Path(tskernel.__file__).with_name(_LIBRARY)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: expected a tskernel built with nvcc or hipcc; this one is pure Python")
+    return path
 
 
 def _graph_modules(module: GraphModule) -> Iterator[GraphModule]:

@@ -234,6 +234,12 @@ class Op:
         """Return uninitialised outputs (fakes for fake inputs)."""
         return self._hooks["fake"]((*arguments, return_lse)) if "fake" in self._hooks else None
 
+    @functools.cached_property
+    def sized_by_look(self) -> bool:
+        """Whether outputs follow from the tensors' looks and the options, and so need not be asked for again."""
+        fake = self._raw_hooks.get("fake")
+        return fake is not None and not set(argument_names(fake)) & set(self.dynamic)
+
     def traits_of(self, arguments: Sequence[Any], *, return_lse: bool = False) -> dict[str, object]:
         """Return every trait of a call."""
         values = dict(self._hooks["traits"](arguments)) if "traits" in self._hooks else {}

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from tskernel._torch import inline
+from tskernel._torch.gate import GATE
 from tskernel._torch.guard import needs_dispatcher
+from tskernel._torch.native_route import NativeRoute, slot_kinds
 from tskernel._torch.route import Route
 from tskernel._torch.source import front_source, impl_source, numbers
 
@@ -35,21 +37,26 @@ def as_tensor(value: Any, like: Tensor) -> Any:
     return value
 
 
-def build_front(op: Op) -> Callable[..., Any]:
-    """Return the public function of an op. Three routes, in order: tracing, plain eager tensors, everything else."""
-    route = Route(op)
-    namespace = route.namespace
+def build_front(op: Op, *, native: bool = GATE is not None) -> Callable[..., Any]:
+    """Return the public function of an op. Three routes, in order: tracing, plain eager tensors, everything else.
+
+    ``native`` says whether its memory is that of the C++ gate.
+    """
+    namespace: dict[str, Any] = {}
+    if native:
+        namespace["_recall"] = _native_front(op)
+    else:
+        namespace["_miss"] = _miss_of(op, Route(op, namespace))
     namespace.update(
         {
             "_dynamo": torch.compiler.is_dynamo_compiling,
             "_overridden": torch._C._has_torch_function_unary,  # a TorchFunctionMode, which no dispatch key shows
             "_inline": inline,
             "_tensor": as_tensor,
-            "_miss": _miss_of(op, route),
             **{f"_op{'_' + f if f else ''}": op.torch_op(f) for f in op.forms},
         }
     )
-    front = _compile(front_source(op), op.name, namespace)
+    front = _compile(front_source(op, native=native), op.name, namespace)
     front.__doc__ = op.doc
     front.__module__ = "tskernel"
     front.__annotations__ = public_annotations(op)
@@ -77,19 +84,52 @@ def _miss_of(op: Op, route: Route) -> Callable[..., Any]:
         given = _with_tensors(op, arguments)
         if given is not arguments:
             return miss(given, return_lse, out, override, options, hot)
-        if return_lse and out is not None:
-            raise ValueError(
-                f"tokenspeed::{op.name}: out: expected None with return_lse=True, got a Tensor; the LSE form allocates"
-            )
-        form = "lse" if return_lse else "out" if out is not None else ""
-        tensors = [t for t in (*[arguments[i] for i in op.signature.tensors], out) if isinstance(t, Tensor)]
-        if needs_dispatcher(tensors, autocast=bool(op.autocast)):
+        form = _form(op, return_lse, out)
+        if _beyond_kernels(op, arguments, out):
             result = _dispatch(op, form, arguments, out, override)
         else:
             result = route.serve(form, arguments, out, override, options, hot)
-        return out if form == "out" else result
+        return result if out is None else out
 
     return miss
+
+
+def _native_front(op: Op) -> Callable[..., Any]:
+    """Return the memory in C++ of a public function, which takes arguments, ``out``, ``return_lse`` and ``override``.
+
+    Those of the three that the op has.
+    """
+    n = len(op.arguments)
+
+    def miss(*slots: Any) -> Any:
+        arguments, out, override = slots[:n], slots[n] if op.out else None, slots[-1]
+        given = _with_tensors(op, arguments)
+        if given is not arguments:
+            return route.memory(*given, *slots[n:])
+        form = _form(op, op.lse and slots[-2], out)
+        if _beyond_kernels(op, arguments, out):
+            result = _dispatch(op, form, arguments, out, override)
+        else:
+            result = route.serve(form, arguments, out, override, slots)
+        return result if out is None else out
+
+    kinds = slot_kinds(op, buffer="R" if op.out else "", flags=1 + op.lse)
+    route = NativeRoute(op, kinds, miss, front=True)
+    return route.memory
+
+
+def _form(op: Op, return_lse: bool, out: Tensor | None) -> str:
+    if return_lse and out is not None:
+        raise ValueError(
+            f"tokenspeed::{op.name}: out: expected None with return_lse=True, got a Tensor; the LSE form allocates"
+        )
+    return "lse" if return_lse else "out" if out is not None else ""
+
+
+def _beyond_kernels(op: Op, arguments: tuple[Any, ...], out: Tensor | None) -> bool:
+    """Whether the dispatcher has to see a call."""
+    tensors = [t for t in (*[arguments[i] for i in op.signature.tensors], out) if isinstance(t, Tensor)]
+    return needs_dispatcher(tensors, autocast=bool(op.autocast))
 
 
 def _with_tensors(op: Op, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -123,18 +163,35 @@ def _dispatch(op: Op, form: str, arguments: tuple[Any, ...], out: Tensor | None,
 
 def build_impl(op: Op, form: str, stub: FunctionType) -> FunctionType:
     """Turn the function that was registered for a torch operator into what it runs on real tensors."""
-    route = Route(op, stub.__globals__)
+    if GATE is None:
+        stub.__globals__["_serve"] = _serve_of(op, form, Route(op, stub.__globals__))
+    else:
+        stub.__globals__["_recall"] = _native_impl(op, form)
+    source = impl_source(op, form, native=GATE is not None)
+    made = _compile(source, f"{op.name} {form}".strip(), stub.__globals__)
+    stub.__defaults__, stub.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+    stub.__code__ = made.__code__  # last: another thread may be calling
+    return stub
 
+
+def _serve_of(op: Op, form: str, route: Route) -> Callable[..., Any]:
     def serve(arguments: tuple[Any, ...], out: Tensor | None, override: str | None, options: Any, hot: str) -> Any:
         if (run := route.recall(options, arguments, out, hot)) is not None:
             return run(*arguments) if out is None else run(*arguments, out)
         return route.serve(form, arguments, out, override, options, hot)
 
-    stub.__globals__["_serve"] = serve
-    made = _compile(impl_source(op, form), f"{op.name} {form}".strip(), stub.__globals__)
-    stub.__defaults__, stub.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-    stub.__code__ = made.__code__  # last: another thread may be calling
-    return stub
+    return serve
+
+
+def _native_impl(op: Op, form: str) -> Callable[..., Any]:
+    """Return the memory in C++ of a torch operator, which takes arguments, ``out`` if it has one and ``override``."""
+    n = len(op.arguments)
+
+    def miss(*slots: Any) -> Any:
+        return route.serve(form, slots[:n], slots[n] if form == "out" else None, slots[-1], slots)
+
+    route = NativeRoute(op, slot_kinds(op, buffer="T" if form == "out" else "", flags=1), miss, front=False)
+    return route.memory
 
 
 def signature_text(op: Op) -> str:

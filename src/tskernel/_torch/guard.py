@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
+from tskernel._torch.gate import GATE
+
 Guard = Callable[..., bool]
 
 try:
@@ -64,8 +66,17 @@ def _python_guard(tensors: Sequence[Tensor]) -> Guard:
 def needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
     """Whether a call must go through ``torch.ops``.
 
-    Some tensor or mode that the dispatcher, not a kernel, has to see.
+    Some tensor or mode that the dispatcher, not a kernel, has to see. Where the C++ gate is built, both are asked.
     """
+    if GATE is not None and GATE.needs_dispatcher(autocast, *tensors):
+        return True
+    return python_needs_dispatcher(tensors, autocast=autocast)
+
+
+def python_needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
+    """Answer for ``needs_dispatcher`` by torch's state as Python shows it."""
+    if (torch._C._dispatch_tls_local_include_set() - _ALWAYS_INCLUDED).raw_repr():
+        return True
     if torch._C._len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
         return True
     if torch._C._get_tracing_state() is not None or torch._C._is_torch_function_mode_enabled():
@@ -73,10 +84,15 @@ def needs_dispatcher(tensors: Sequence[Tensor], *, autocast: bool) -> bool:
     if autocast and torch._C._is_any_autocast_enabled():
         return True
     grad = torch.is_grad_enabled()
-    return any(
-        t.__class__ not in PLAIN or t.is_meta or (grad and t.requires_grad) or t.layout is not torch.strided
-        for t in tensors
-    )
+    return any(t.__class__ not in PLAIN or (grad and t.requires_grad) or not _is_dense(t) for t in tensors)
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether the tensor's values are what its memory holds."""
+    unusual = t.is_meta or t.is_quantized or t.is_neg() or t.is_conj() or t._is_zerotensor()
+    return t.layout is torch.strided and not unusual
 
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_KEY = torch._C.DispatchKey
+_ALWAYS_INCLUDED = torch._C.DispatchKeySet(_KEY.BackendSelect) | torch._C.DispatchKeySet(_KEY.ADInplaceOrView)

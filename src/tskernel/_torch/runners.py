@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tskernel._torch.binding import Binding
 from tskernel.dispatch.registry import KernelSpec, argument_names
 
 if TYPE_CHECKING:
@@ -19,10 +20,34 @@ Runner = Callable[..., Any]
 Allocator = Callable[[Sequence[Any]], Any]
 
 
+class Plan(NamedTuple):
+    """What a runner does, for a caller that can allocate results and set the device itself.
+
+    ``into`` takes the results behind the arguments, where the runner allocates them; ``binding`` is the operator that
+    does all of the kernel's work, if it says so and is given an ``out`` as a kernel is (``is_dense``).
+    """
+
+    run: Runner
+    into: Runner | None
+    binding: Binding | None
+    on_device: bool
+
+
+def plan_of(run: Runner) -> Plan:
+    """Return the parts of a runner."""
+    inner = getattr(run, "inner", run)
+    return Plan(inner, getattr(inner, "into", None), getattr(inner, "binding", None), inner is not run)
+
+
 def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **extra: Any) -> Any:
     """Call a function that has the op's signature."""
     n = op.signature.positional
     return function(*arguments[:n], **dict(zip(op.arguments[n:], arguments[n:], strict=True)), **extra)
+
+
+def is_dense(out: Tensor) -> bool:
+    """Whether a kernel may write into a caller's ``out`` itself: its rows are of consecutive elements."""
+    return out.dim() == 0 or out.stride(-1) == 1
 
 
 def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
@@ -42,7 +67,7 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
 
     def fill(*a: Any) -> None:
         out: Tensor = a[count]
-        if out.dim() == 0 or out.stride(-1) == 1:
+        if is_dense(out):
             kernel(*a)
             return
         staged = torch.empty(out.shape, dtype=out.dtype, device=out.device)
@@ -64,11 +89,20 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
         kernel(*a, out, lse)
         return out, lse
 
+    def with_lse(*a: Any) -> Any:
+        return kernel(*a, True)
+
+    vars(write)["into"] = vars(write_both)["into"] = kernel
     if form == "lse":
-        return write_both if spec.writes_out else lambda *a: kernel(*a, True)
-    if form == "out":
-        return fill if spec.writes_out else copy
-    return write if spec.writes_out else kernel
+        made = write_both if spec.writes_out else with_lse
+    elif form == "out":
+        made = fill if spec.writes_out else copy
+    else:
+        made = write if spec.writes_out else kernel
+    binding = getattr(spec.function, "binding", None)
+    if binding is not None and made not in (copy, with_lse) and (form == "lse") == ("lse" in binding.arguments):
+        vars(made)["binding"] = binding
+    return made
 
 
 def _allocator(op: Op, arguments: Sequence[Any], first: Any) -> Allocator:
@@ -140,4 +174,5 @@ def on_device(run: Runner, device: torch.device) -> Runner:
         with torch.cuda.device(device):
             return run(*a)
 
+    vars(guarded)["inner"] = run
     return guarded

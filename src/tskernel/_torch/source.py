@@ -44,8 +44,13 @@ def _tuple(items: list[str]) -> str:
 
 
 def _options(op: Op, extra: list[str]) -> list[str]:
-    """Return what decides a call besides its tensors and sizes."""
-    return [*[p.name for p in op.signature.params if not p.is_tensor and p.name not in op.dynamic], *extra]
+    """Return what decides a call besides its tensors and sizes.
+
+    Numbers come with their classes: True equals 1 and 1.0, and is no window.
+    """
+    own = [p for p in op.signature.params if not p.is_tensor and p.name not in op.dynamic]
+    classes = [f"{p.name}.__class__" for p in own if p.type.rstrip("?") in ("SymInt", "int", "float", "bool")]
+    return [*[p.name for p in own], *classes, *extra]
 
 
 def _is_int(p: Param, also: str = "") -> str:
@@ -110,8 +115,13 @@ def _body(op: Op, flags: list[str], miss: str, ready: list[str], *, out: str) ->
     ]
 
 
-def front_source(op: Op) -> str:
-    """Return the text of the public function."""
+def _recall(op: Op, extra: list[str]) -> list[str]:
+    """Return the line that hands a call to the memory in C++."""
+    return [f"return _recall({', '.join([*op.arguments, *extra])})"]
+
+
+def front_source(op: Op, *, native: bool = False) -> str:
+    """Return the text of the public function; with ``native`` what it remembers is in C++."""
     lse, out, named = op.lse, op.out, numbers(op)
     extra = [*(["return_lse=False"] if lse else []), *(["out=None"] if out else []), "override=None"]
     first = next(p.name for p in op.signature.params if p.type == "Tensor")
@@ -119,6 +129,10 @@ def front_source(op: Op) -> str:
     flags = [*(["return_lse"] if lse else []), "override"]
     form = f"{'return_lse' if lse else 'False'}, {'out' if out else 'None'}"
     miss = f"_miss({_tuple(list(op.arguments))}, {form}, override, key, '{{hot}}')"
+    if native:
+        body = _recall(op, [*(["out"] if out else []), *flags])
+    else:
+        body = _body(op, flags, miss, [f"not _overridden({first})"], out="optional" if out else "no")
     lines = [
         *[f"if {n} is None: {n} = {value!r}" for n, value in named.items()],
         "if _dynamo():",
@@ -128,17 +142,20 @@ def front_source(op: Op) -> str:
         *([f"    if return_lse: return _op_lse({_keywords(op)}, override=token)"] if lse else []),
         *([f"    if out is not None: _op_out({_keywords(op)}, out=out, override=token); return out"] if out else []),
         f"    return _op({_keywords(op)}, override=token)",
-        *_body(op, flags, miss, [f"not _overridden({first})"], out="optional" if out else "no"),
+        *body,
     ]
     return _function(f"{op.name}({_parameters(op, extra, named)})", lines)
 
 
-def impl_source(op: Op, form: str) -> str:
-    """Return the text of the function behind one torch operator."""
+def impl_source(op: Op, form: str, *, native: bool = False) -> str:
+    """Return the text of the function behind one torch operator; with ``native`` what it remembers is in C++."""
     out = form == "out"
     extra = [*(["out"] if out else []), "override=None"]
     miss = f"_serve({_tuple(list(op.arguments))}, {'out' if out else 'None'}, override, key, '{{hot}}')"
-    lines = _body(op, ["override"], miss, [], out="given" if out else "no")
+    if native:
+        lines = _recall(op, [*(["out"] if out else []), "override"])
+    else:
+        lines = _body(op, ["override"], miss, [], out="given" if out else "no")
     return _function(f"{op.name}_impl({_parameters(op, extra)})", lines)
 
 

@@ -22,6 +22,15 @@ FP32_TINY = 2.0**-126  # smallest normal: below it, devices that flush subnormal
 _E8M0_NAN = 255
 
 
+def quotient(x: Tensor, divisor: float) -> Tensor:
+    """Return ``x / divisor``, rounded once on every device.
+
+    Where the divisor is a number, torch's CUDA kernels multiply by its reciprocal. That is one step off at times, and
+    then some ``x / scale`` lies on the other side of a tie.
+    """
+    return x / torch.full_like(x, divisor)
+
+
 def fp8_scale(amax: Tensor, fmax: float, ue8m0: bool = False) -> Tensor:
     """Return the fp32 scale that maps ``[-amax, amax]`` onto ``[-fmax, fmax]``; always finite, at least 2^-126.
 
@@ -29,7 +38,7 @@ def fp8_scale(amax: Tensor, fmax: float, ue8m0: bool = False) -> Tensor:
     With ``ue8m0`` the result is the smallest power of two that is not below ``amax / fmax``.
     """
     amax = torch.nan_to_num(amax.to(torch.float32), nan=0.0)
-    scale = (amax / fmax).clamp(min=FP32_TINY)
+    scale = quotient(amax, fmax).clamp(min=FP32_TINY)
     if not ue8m0:
         return scale
     # The quotient is exact enough: for every fmax in use, one fp32 step of amax above a power of two survives the

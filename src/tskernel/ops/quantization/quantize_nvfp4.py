@@ -14,6 +14,7 @@ from tskernel.ops.quantization._math import (
     block_amax,
     block_has_nan,
     pack_nibbles,
+    quotient,
     round_to_fp4,
     saturate_to_fp8,
     spread,
@@ -43,7 +44,7 @@ def quantize_nvfp4(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """
     most = torch.finfo(torch.float32).max
     y = x.to(torch.float32) * global_scale.to(torch.float32).reshape(()).clamp(max=most)
-    scale = saturate_to_fp8(block_amax(y, 16) / FP4_MAX, torch.float8_e4m3fn)
+    scale = saturate_to_fp8(quotient(block_amax(y, 16), FP4_MAX), torch.float8_e4m3fn)
     each = spread(scale.to(torch.float32), x.shape[-1], 16)
     code = round_to_fp4(torch.where(each > 0, y / each, 0.0))
     stored = torch.where(block_has_nan(x, 16), float("nan"), scale.to(torch.float32)).to(torch.float8_e4m3fn)
