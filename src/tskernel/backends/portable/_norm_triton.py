@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tskernel.backends.lazy_triton import jit
 from tskernel.backends.portable import _rows as host
+from tskernel.backends.portable._numbers_triton import _columns, _start
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -21,21 +22,6 @@ DECLARED: Final = {}
 
 
 # fmt: off
-@jit
-def _start(row, inner, outer, step):
-    """Return the offset of a row."""
-    return (row // inner).to(tl.int64) * outer + (row % inner).to(tl.int64) * step
-
-
-@jit
-def _columns(column, stride, UNIT: tl.constexpr):
-    """Return offsets within a row; 32 bits do where its elements lie side by side."""
-    if UNIT:
-        return column
-    else:  # Triton wants one type from all returns it reaches
-        return column.to(tl.int64) * stride
-
-
 @jit
 def _scaled(h, scale, weight, bias, column, WIDTH: tl.constexpr, GEMMA: tl.constexpr, BIAS: tl.constexpr):
     """Return ``h * scale * weight + bias`` in fp32."""
