@@ -73,7 +73,7 @@ def _deviations(h, column, mean, WIDTH: tl.constexpr, LAYER: tl.constexpr):
 
 @jit
 def _row_again(
-    x, residual, weight, bias, out, total, row,
+    x, residual, weight, bias, out, total, row, rows,
     x_inner, x_outer, x_step, x_column, r_inner, r_outer, r_step, r_column,
     o_inner, o_outer, o_step, o_column, t_inner, t_outer, t_step, t_column,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr, X_UNIT: tl.constexpr, R_UNIT: tl.constexpr,
@@ -87,7 +87,7 @@ def _row_again(
     if ADD or LAYER:
         for n in range(0, WIDTH, BLOCK_N):
             column = n + tl.arange(0, BLOCK_N)
-            inside = column < WIDTH
+            inside = (column < WIDTH) & (row < rows)
             h = tl.load(of_x + _columns(column, x_column, X_UNIT), mask=inside, other=0.0)
             if ADD:
                 from_r = residual + _start(row, r_inner, r_outer, r_step) + _columns(column, r_column, R_UNIT)
@@ -106,13 +106,13 @@ def _row_again(
         squares = tl.zeros([BLOCK_N], tl.float32)
         for n in range(0, WIDTH, BLOCK_N):
             column = n + tl.arange(0, BLOCK_N)
-            h = tl.load(of_x + _columns(column, x_column, X_UNIT), mask=column < WIDTH, other=0.0).to(tl.float32)
+            h = tl.load(of_x + _columns(column, x_column, X_UNIT), mask=(column < WIDTH) & (row < rows), other=0.0).to(tl.float32)
             h = _deviations(h, column, mean, WIDTH, LAYER)
             squares += h * h
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + EPS)
     for n in range(0, WIDTH, BLOCK_N):
         column = n + tl.arange(0, BLOCK_N)
-        inside = column < WIDTH
+        inside = (column < WIDTH) & (row < rows)
         if ADD:
             from_t = total + _start(row, t_inner, t_outer, t_step) + _columns(column, t_column, T_UNIT)
             h = tl.load(from_t, mask=inside, other=0.0).to(tl.float32)
@@ -135,7 +135,7 @@ def _norm(
     """Norm BLOCK_M rows per program; one where a row is longer than BLOCK_N."""
     if BLOCK_N < WIDTH:
         _row_again(
-            x, residual, weight, bias, out, total, tl.program_id(0),
+            x, residual, weight, bias, out, total, tl.program_id(0), rows,
             x_inner, x_outer, x_step, x_column, r_inner, r_outer, r_step, r_column,
             o_inner, o_outer, o_step, o_column, t_inner, t_outer, t_step, t_column,
             WIDTH, BLOCK_N, EPS, X_UNIT, R_UNIT, O_UNIT, T_UNIT, ADD, LAYER, GEMMA, BIAS)

@@ -56,7 +56,7 @@ def _put(data, code, row, first, last, WIDTH: tl.constexpr, LANES: tl.constexpr,
         half = tl.multiple_of(first // 2, 8)  # groups of 16 or 32 begin there
         column = half[:, None] + tl.arange(0, LANES // 2)[None, :]
         to = data + row.to(tl.int64)[:, None] * (WIDTH // 2) + column
-        tl.store(to, (low | (high << 4)).to(tl.uint8), mask=2 * column < last[:, None])
+        tl.store(to, (low | (high << 4)).to(tl.uint8), mask=column < (last // 2)[:, None])
     else:
         column = first[:, None] + tl.arange(0, LANES)[None, :]
         tl.store(data + row.to(tl.int64)[:, None] * WIDTH + column, code, mask=column < last[:, None])
@@ -175,7 +175,7 @@ def _measure(
 
 @jit
 def _quantize_block(
-    x, data, scales, height, x_plane, x_row, x_column,
+    x, data, scales, planes, height, x_plane, x_row, x_column,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, SIDE: tl.constexpr, UNIT: tl.constexpr, FORMAT: tl.constexpr,
     NATIVE: tl.constexpr, TOP: tl.constexpr, POWER: tl.constexpr,
 ):
@@ -185,7 +185,7 @@ def _quantize_block(
     lane = tl.arange(0, SIDE)
     row = down * GROUP + lane
     row_end = tl.minimum(height, (down + 1) * GROUP)
-    end = tl.where(row < row_end, tl.minimum((part + 1) * GROUP, WIDTH), 0)
+    end = tl.where((row < row_end) & (plane < planes), tl.minimum((part + 1) * GROUP, WIDTH), 0)
     of_x = x + plane * x_plane + row.to(tl.int64) * x_row
     y = _values(of_x, part * GROUP + tl.zeros([SIDE], tl.int32), end, x_column, SIDE, WIDTH, "plain", UNIT, 0.0, 0.0)
     amax = tl.max(tl.max(_magnitude(y), 1), 0) + tl.zeros([1], tl.float32)
@@ -196,7 +196,8 @@ def _quantize_block(
     code = _code(_divided(y, scale, exponent, POWER, 0.0), FORMAT, NATIVE)
     _put(data + plane * height * WIDTH, code, row, part * GROUP + tl.zeros([SIDE], tl.int32), end, WIDTH, SIDE, FORMAT)
     downs = (height + GROUP - 1) // GROUP
-    tl.store(scales + (plane * downs + down) * PARTS + part + tl.arange(0, 1), scale)
+    exists = (plane < planes) & (down < downs)
+    tl.store(scales + (plane * downs + down) * PARTS + part + tl.arange(0, 1), scale, mask=exists)
 
 
 @jit(do_not_specialize=("rows",))
@@ -329,12 +330,12 @@ def _work_block(
     width, height = int(x.shape[-1]), x.shape[-2]
     planes, plane = (1, 0) if x.dim() == 2 else (x.shape[0], x.stride(0))
     side = host.pow2(group)
-    grid = (host.blocks(height, group) * -(-width // group), planes)
+    grid = (host.blocks(height, group) * -(-width // group), torch.sym_max(1, planes))
     constants = {
         "WIDTH": width, "GROUP": group, "SIDE": side, "UNIT": bool(x.stride(-1) == 1), "FORMAT": form,
         "NATIVE": native, "TOP": top, "POWER": power, "num_warps": host.warps(side * side, 32),
     }  # fmt: skip
-    return [host.Program(_quantize_block, grid, (x, data, scales, height, plane, x.stride(-2), x.stride(-1)), constants)]
+    return [host.Program(_quantize_block, grid, (x, data, scales, planes, height, plane, x.stride(-2), x.stride(-1)), constants)]
 
 
 def quantize_nvfp4(x: Tensor, given: Tensor, data: Tensor, scales: Tensor) -> None:
