@@ -120,7 +120,13 @@ def step_of(scale: Tensor | None) -> Any:
 
 
 def store(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> None:
     """Write ``k`` and ``v [T, heads, D]`` to their slots of the caches ``[pages, page, heads, D]``."""
     form, native = cache_format(k, k_cache)
@@ -146,7 +152,21 @@ def _work(
         return []
     count = k_cache.shape[0] * page
     strides = (*k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(), step_of(k_scale), step_of(v_scale))
-    arguments = (k, v, k_cache, v_cache, slots, k_scale, v_scale, k.shape[0], heads, page, count, slots.stride(0), *strides)
+    arguments = (
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slots,
+        k_scale,
+        v_scale,
+        k.shape[0],
+        heads,
+        page,
+        count,
+        slots.stride(0),
+        *strides,
+    )
     constants = {
         "K_DIM": of_k.dim, "V_DIM": of_v.dim, "K_PADDED": of_k.padded, "V_PADDED": of_v.padded, "K_BLOCK": of_k.block,
         "V_BLOCK": of_v.block, "K_BLOCKS": of_k.blocks, "V_BLOCKS": of_v.blocks,
@@ -172,7 +192,15 @@ def case(chip: host.Chip, name: str, heads: int, dim: int, v_dim: int, form: str
         "FORMAT": form, "NATIVE": False,
     }  # fmt: skip
     cache = "*bf16" if form == "float" else "*u8"
-    types = {"k": "*bf16", "v": "*bf16", "k_cache": cache, "v_cache": cache, "slots": "*i64", "count": "i32", "tokens": "i32"}
+    types = {
+        "k": "*bf16",
+        "v": "*bf16",
+        "k_cache": cache,
+        "v_cache": cache,
+        "slots": "*i64",
+        "count": "i32",
+        "tokens": "i32",
+    }
     types |= {"k_scale": "*fp32", "v_scale": "*fp32", "page": "i32", "heads": "i32"}
     types |= dict.fromkeys(("k_column", "v_column", "kc_column", "vc_column", "slot_step"), "1")
     elements = max(of_k.block * of_k.padded, of_v.block * of_v.padded)

@@ -112,7 +112,14 @@ def _work(x: Tensor, out: Tensor, kind: str, alpha: float, limit: float) -> list
     width = int(out.shape[-1])
     span, given = span_of(width), (host.row_map(x), host.row_map(out))
     units, tile = host.rows_of(out) * -(-width // span), max(1, host.TILE // span)
-    options = {"WIDTH": width, "BLOCK_M": tile, "SPAN": span, "KIND": kind, "ALPHA": float(alpha), "LIMIT": float(limit)}
+    options = {
+        "WIDTH": width,
+        "BLOCK_M": tile,
+        "SPAN": span,
+        "KIND": kind,
+        "ALPHA": float(alpha),
+        "LIMIT": float(limit),
+    }
     options |= {"X_UNIT": given[0].unit, "O_UNIT": given[1].unit, "num_warps": host.warps(tile * span)}
     arguments = (x, out, host.rows_of(out), *given[0], *given[1])
     return [host.Program(_gated, (host.blocks(units, tile),), arguments, options)]

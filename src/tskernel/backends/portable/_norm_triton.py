@@ -225,9 +225,16 @@ def _work(
     return [host.Program(_norm, grid, arguments, {"WIDTH": width, "EPS": float(eps), **units, **flags, **sizes})]
 
 
-def norm_two(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, q_out: Tensor, k_out: Tensor, eps: float) -> None:
+def norm_two(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, q_out: Tensor, k_out: Tensor, eps: float
+) -> None:
     """Write the rmsnorm of the rows of ``q`` and of ``k``, which have one width, in one launch."""
-    tensors = (*map(host.readable, (q, k)), host.unit(q_weight), host.unit(k_weight), *map(host.readable, (q_out, k_out)))
+    tensors = (
+        *map(host.readable, (q, k)),
+        host.unit(q_weight),
+        host.unit(k_weight),
+        *map(host.readable, (q_out, k_out)),
+    )
     host.run(_plans_two, _work_two, tensors, eps)
 
 
@@ -240,7 +247,9 @@ def _work_two(
     numbers = (host.rows_of(q), host.rows_of(k), q_blocks, *maps[0], *maps[1])
     units = {"Q_UNIT": maps[0].unit, "K_UNIT": maps[1].unit}
     options = {"WIDTH": width, "EPS": float(eps), **units, **sizes}
-    return [host.Program(_norm_two, (q_blocks + k_blocks,), (q, k, q_weight, k_weight, q_out, k_out, *numbers), options)]
+    return [
+        host.Program(_norm_two, (q_blocks + k_blocks,), (q, k, q_weight, k_weight, q_out, k_out, *numbers), options)
+    ]
 
 
 def case(chip: host.Chip, name: str, width: int, kind: str = "*bf16", **flags: bool) -> Any:

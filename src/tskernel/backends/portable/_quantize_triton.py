@@ -318,7 +318,9 @@ def _work(
     return programs
 
 
-def quantize_block(x: Tensor, data: Tensor, scales: Tensor, *, form: str, top: float, native: bool, group: int, power: bool) -> None:
+def quantize_block(
+    x: Tensor, data: Tensor, scales: Tensor, *, form: str, top: float, native: bool, group: int, power: bool
+) -> None:
     """Quantize ``x [..., N, K]`` by scales of its blocks of ``group`` rows and columns."""
     x = host.readable(x)
     host.run(_plans_block, _work_block, (x, data, scales), form, top, native, group, power)
@@ -335,7 +337,11 @@ def _work_block(
         "WIDTH": width, "GROUP": group, "SIDE": side, "UNIT": bool(x.stride(-1) == 1), "FORMAT": form,
         "NATIVE": native, "TOP": top, "POWER": power, "num_warps": host.warps(side * side, 32),
     }  # fmt: skip
-    return [host.Program(_quantize_block, grid, (x, data, scales, planes, height, plane, x.stride(-2), x.stride(-1)), constants)]
+    return [
+        host.Program(
+            _quantize_block, grid, (x, data, scales, planes, height, plane, x.stride(-2), x.stride(-1)), constants
+        )
+    ]
 
 
 def quantize_nvfp4(x: Tensor, given: Tensor, data: Tensor, scales: Tensor) -> None:
@@ -347,7 +353,13 @@ def quantize_nvfp4(x: Tensor, given: Tensor, data: Tensor, scales: Tensor) -> No
 def _work_nvfp4(x: Tensor, given: Tensor, data: Tensor, scales: Tensor, native: bool) -> list[host.Program]:
     width, rows, where = int(x.shape[-1]), host.rows_of(x), host.row_map(x)
     tile = host.TILE // 16
-    constants = {"WIDTH": width, "BLOCK_M": tile, "UNIT": where.unit, "NATIVE": native, "num_warps": host.warps(16 * tile)}
+    constants = {
+        "WIDTH": width,
+        "BLOCK_M": tile,
+        "UNIT": where.unit,
+        "NATIVE": native,
+        "num_warps": host.warps(16 * tile),
+    }
     grid = (host.blocks(rows * -(-width // 16), tile),)
     return [host.Program(_quantize_nvfp4, grid, (x, given, data, scales, rows, *where), constants)]
 

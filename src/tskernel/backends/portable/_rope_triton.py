@@ -191,7 +191,14 @@ _plans_store: Final = host.Steps()
 
 
 def rope(
-    positions: Tensor, q: Tensor, k: Tensor, table: Tensor, q_out: Tensor, k_out: Tensor, is_neox: bool, head_size: int | None
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    table: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    is_neox: bool,
+    head_size: int | None,
 ) -> None:
     """Write ``q`` and ``k`` with their leading channels rotated to ``q_out`` and ``k_out``, which may be they themselves."""
     copy = q_out is not q
@@ -305,7 +312,10 @@ def case(chip: host.Chip, name: str, dim: int, rotary: int, *, is_neox: bool) ->
         **dict.fromkeys(("Q_UNIT", "K_UNIT", "QO_UNIT", "KO_UNIT"), True),
     }  # fmt: skip
     types = {"q": "*bf16", "k": "*bf16", "q_out": "*bf16", "k_out": "*bf16", "positions": "*i64", "table": "*fp32"}
-    types |= dict.fromkeys(("q_column", "k_column", "qo_column", "ko_column", "p_step"), "1") | {"rows": "i32", "tokens": "i32"}
+    types |= dict.fromkeys(("q_column", "k_column", "qo_column", "ko_column", "p_step"), "1") | {
+        "rows": "i32",
+        "tokens": "i32",
+    }
     options = {"num_warps": host.warps(sizes["BLOCK"] * host.pow2(dim), 8, hip=chip.hip)}
     return host.compile_case(name, _rope, constants, types, options)
 

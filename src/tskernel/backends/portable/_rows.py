@@ -141,60 +141,6 @@ def warps(elements: int, each: int = 16, hip: bool | None = None) -> int:
     return max(1, min(16, max(count // each, min(4, count // 8))))
 
 
-def unit(self) -> bool:
-        """Whether elements of a row lie side by side."""
-        return bool(self.column == 1)
-
-
-def readable(x: Tensor) -> Tensor:
-    """Return ``x [..., H]`` with at most three dimensions, copied only where its leading ones do not merge."""
-    return x if x.dim() <= 3 else x.flatten(0, -3)
-
-
-def unwritable(**written: Tensor | None) -> str | None:
-    """Return why rows of a tensor cannot be written through two strides, or None."""
-    for name, x in written.items():
-        if x is not None and x.dim() > 3 and not x.is_contiguous():
-            return f"{name} has {x.dim()} dimensions that are not contiguous, this kernel takes 3 of any strides"
-    return None
-
-
-def row_map(x: Tensor) -> RowMap:
-    """Return where the rows of ``x [..., H]``, of at most three dimensions, begin."""
-    column = 1 if x.dim() == 0 else x.stride(-1)
-    if x.dim() < 3:
-        return RowMap(1, x.stride(0) if x.dim() == 2 else 0, 0, column)
-    outer, step = x.stride(0), x.stride(1)
-    # Sizes that are symbols are not asked: the general form serves them.
-    if not is_traced(x) and (outer == step * x.shape[1] or x.shape[0] == 1):
-        return RowMap(1, step, 0, column)
-    return RowMap(x.shape[1], outer, step, column)
-
-
-def rows_of(x: Tensor) -> Any:
-    """Return how many rows ``x [..., H]`` has."""
-    count: Any = 1
-    for size in x.shape[:-1]:
-        count = count * size
-    return count
-
-
-def blocks(count: Any, size: int) -> Any:
-    """Return how many programs of ``size`` cover ``count``: at least one, which finds nothing to do where there is none."""
-    return torch.sym_max(1, (count + size - 1) // size)
-
-
-def pow2(n: int) -> int:
-    """Return the least power of two that is at least ``n``."""
-    return 1 << max(0, n - 1).bit_length()
-
-
-def warps(elements: int, each: int = 16, hip: bool | None = None) -> int:
-    """Return how many warps give a thread ``each`` of ``elements``: from 4 to 16 where there are so many, else fewer."""
-    lanes = 64 if (torch.version.hip is not None if hip is None else hip) else 32
-    return max(1, min(16, max(pow2(elements) // (lanes * each), min(4, pow2(elements) // lanes))))
-
-
 def unit(x: Tensor | None) -> Tensor | None:
     """Return ``x``, copied where its last stride is not 1."""
     return None if x is None else flash.unit(x)
@@ -223,7 +169,9 @@ def multiprocessors(device: torch.device) -> int:
     return flash.multiprocessors(device)
 
 
-def compile_case(name: str, function: Any, constants: dict[str, Any], types: dict[str, str], options: dict[str, int]) -> CompileCase:
+def compile_case(
+    name: str, function: Any, constants: dict[str, Any], types: dict[str, str], options: dict[str, int]
+) -> CompileCase:
     """Return a case: arguments are constants where given, of ``types`` where named, ``i32`` else; those left are 16 n.
 
     An argument of type ``"1"`` is one that the just-in-time compiler sees as the constant 1.

@@ -21,9 +21,7 @@ from tskernel.dispatch.signature import formats
     priority=Priority.PERFORMANT,
     traceable=True,
 )
-def quantize_fp8(
-    x: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
+def quantize_fp8(x: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Launch the quantization of spans of columns."""
     dtype = dtype or torch.float8_e4m3fn
     data = torch.empty(x.shape, dtype=torch.uint8, device=x.device)

@@ -39,9 +39,7 @@ def quantize_fp8_dynamic(
 ) -> tuple[Tensor, Tensor]:
     """Launch the quantization of units, two passes for a whole tensor."""
     chosen = dtype or torch.float8_e4m3fn
-    return device.quantize_floats(
-        x, granularity=granularity, group_size=group_size, ue8m0=ue8m0, dtype=chosen
-    )
+    return device.quantize_floats(x, granularity=granularity, group_size=group_size, ue8m0=ue8m0, dtype=chosen)
 
 
 def compile_cases(chip: host.Chip) -> list[Any]:

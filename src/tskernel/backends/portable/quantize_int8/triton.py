@@ -21,9 +21,7 @@ from tskernel.dispatch.signature import formats
     priority=Priority.PERFORMANT,
     traceable=True,
 )
-def quantize_int8(
-    x: Tensor, *, granularity: str = "token"
-) -> tuple[Tensor, Tensor]:
+def quantize_int8(x: Tensor, *, granularity: str = "token") -> tuple[Tensor, Tensor]:
     """Launch the quantization of rows, two passes for a whole tensor."""
     data = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     shape = (*x.shape[:-1], 1) if granularity == "token" else (1,)

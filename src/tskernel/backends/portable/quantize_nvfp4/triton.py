@@ -21,9 +21,7 @@ from tskernel.dispatch.signature import formats
     priority=Priority.PERFORMANT,
     traceable=True,
 )
-def quantize_nvfp4(
-    x: Tensor, global_scale: Tensor
-) -> tuple[Tensor, Tensor]:
+def quantize_nvfp4(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Launch the quantization of groups."""
     data = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.uint8, device=x.device)
     scales = torch.empty((*x.shape[:-1], (x.shape[-1] + 15) // 16), dtype=torch.uint8, device=x.device)

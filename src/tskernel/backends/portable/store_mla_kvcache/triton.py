@@ -11,7 +11,9 @@ from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
 
-@register_kernel("kvcache", "store_mla_kvcache", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True)
+@register_kernel(
+    "kvcache", "store_mla_kvcache", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True
+)
 def store_mla_kvcache(
     kv_c: Tensor,
     k_pe: Tensor,
