@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportOperatorIssue=false
 """Which values of a row are among its k largest, or its nucleus, in Triton: a search for a threshold, digit by digit.
 
-Rows are cut into tiles, so that one row keeps many multiprocessors busy. Each pass weighs what is above the 2^DIGIT bounds
-of the digit, and the next one adds up the tiles and chooses: there is no sort, no atomic addition, and
-the order of summation is fixed. Values that equal the threshold are kept by lowest index, up to a ``cut``.
+Rows are cut into tiles, so that one row keeps many multiprocessors busy. Each pass weighs what is above the 2^DIGIT
+bounds of the digit, and the next one adds up the tiles and chooses: there is no sort, no atomic addition, and the order
+of summation is fixed. Values that equal the threshold are kept by lowest index, up to a ``cut``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _wanted(amount, temperature, row, VOCAB: tl.constexpr, COUNT: tl.constexpr, 
 @jit
 def _choose(part, row, prefix, want, step, shift, TILES: tl.constexpr, TILES_PADDED: tl.constexpr,
             DIGIT: tl.constexpr, COUNT: tl.constexpr):
-    """Return the lowest key of the digit at which enough is reached, what was wanted, whether that is exact, and the digit."""
+    """Return the lowest key of the digit that reaches enough, what was wanted, whether it is met exactly, the digit."""
     BOUNDS: tl.constexpr = (1 << DIGIT) + 1
     tile, bound = tl.arange(0, TILES_PADDED), tl.arange(0, 2 << DIGIT)
     at = part + (row * TILES + tile)[:, None] * BOUNDS + bound[None, :]
@@ -140,7 +140,8 @@ def _search(
         prefix, want, done = tl.load(before).to(tl.int64), tl.load(before + 1), tl.load(before + 2)
         if done == 0.0:
             of_part = part + ((step - 1) % 2).to(tl.int64) * part_size
-            prefix, want, exact, _ = _choose(of_part, row, prefix, want, step, shift + DIGIT, TILES, TILES_PADDED, DIGIT, COUNT)
+            prefix, want, exact, _ = _choose(
+                of_part, row, prefix, want, step, shift + DIGIT, TILES, TILES_PADDED, DIGIT, COUNT)
             done = (exact & COUNT).to(tl.float64)
     now = state + (step * rows + row) * 4
     first = tile == 0

@@ -18,8 +18,6 @@ from tskernel.backends.portable._numbers_triton import _columns, _start
 if TYPE_CHECKING:
     import triton.language as tl
 
-DECLARED: Final = {}
-
 
 # fmt: off
 @jit
@@ -106,7 +104,8 @@ def _row_again(
         squares = tl.zeros([BLOCK_N], tl.float32)
         for n in range(0, WIDTH, BLOCK_N):
             column = n + tl.arange(0, BLOCK_N)
-            h = tl.load(of_x + _columns(column, x_column, X_UNIT), mask=(column < WIDTH) & (row < rows), other=0.0).to(tl.float32)
+            inside = (column < WIDTH) & (row < rows)
+            h = tl.load(of_x + _columns(column, x_column, X_UNIT), mask=inside, other=0.0).to(tl.float32)
             h = _deviations(h, column, mean, WIDTH, LAYER)
             squares += h * h
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + EPS)
@@ -170,7 +169,6 @@ def _norm_two(
 # fmt: on
 
 
-DECLARED |= {"norm": _norm, "norm_two": _norm_two}
 _plans: Final = host.Steps()
 _plans_two: Final = host.Steps()
 

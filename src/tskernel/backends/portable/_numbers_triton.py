@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportOperatorIssue=false
 """Number formats in Triton: fp8, fp4 and e8m0 codes of fp32 values, scales, and where rows begin.
 
 Codes are bytes, and every part can work them out with integers; parts that convert by themselves do (``NATIVE``).

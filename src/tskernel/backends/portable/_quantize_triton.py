@@ -2,8 +2,8 @@
 # pyright: reportCallIssue=false, reportAssignmentType=false
 """Quantization in Triton: plain values or activations to fp8, int8 and the MX formats, by given or measured scales.
 
-A unit is what has one scale: a row, a group of its columns, or, where the scale is given, any span of them. Units that fit stay
-in registers between measuring and rounding, longer ones are read again.
+A unit is what has one scale: a row, a group of its columns, or, where the scale is given, any span of them. Units that
+fit stay in registers between measuring and rounding, longer ones are read again.
 """
 
 from __future__ import annotations
@@ -248,8 +248,9 @@ def quantize(
 ) -> None:
     """Quantize ``x`` to dense ``data``.
 
-    ``how``: the scale is ``given`` as "one" or per "row", or measured for every "unit", ``group`` columns of a row or all, or for
-    the "tensor". ``form`` and ``top`` are the format and its largest number, ``smallest`` what scales are raised to.
+    ``how``: the scale is ``given`` as "one" or per "row", or measured for every "unit", ``group`` columns of a row or
+    all, or for the "tensor". ``form`` and ``top`` are the format and its largest number, ``smallest`` is what
+    given scales are raised to.
     """
     x = host.readable(x)
     work = None

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportPossiblyUnbound=false
 """Rotary embedding in Triton: a block of heads of one token per program; keys and values go to the cache on the way.
 
 Source: Su et al. 2021, https://arxiv.org/abs/2104.09864.
@@ -133,14 +133,14 @@ def _rope(
     if block < Q_BLOCKS:
         head = block * BLOCK + tl.arange(0, BLOCK)
         _turn(
-            q + token * q_token, q_out + token * qo_token, q, q, head, q_heads, True, positions, table, token, tokens, p_step,
-            rows, t_row, q_head, q_column, qo_head, qo_column, 0, 0, 0,
+            q + token * q_token, q_out + token * qo_token, q, q, head, q_heads, True, positions, table, token, tokens,
+            p_step, rows, t_row, q_head, q_column, qo_head, qo_column, 0, 0, 0,
             HALF, HALF_PADDED, DIM, TAIL, NEOX, Q_UNIT, QO_UNIT, True, COPY, False, False, "float", False)
     else:
         head = (block - Q_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
         _turn(
-            k + token * k_token, k_out + token * ko_token, k, k, head, k_heads, True, positions, table, token, tokens, p_step,
-            rows, t_row, k_head, k_column, ko_head, ko_column, 0, 0, 0,
+            k + token * k_token, k_out + token * ko_token, k, k, head, k_heads, True, positions, table, token, tokens,
+            p_step, rows, t_row, k_head, k_column, ko_head, ko_column, 0, 0, 0,
             HALF, HALF_PADDED, DIM, TAIL, NEOX, K_UNIT, KO_UNIT, True, COPY, False, False, "float", False)
 
 
@@ -200,7 +200,7 @@ def rope(
     is_neox: bool,
     head_size: int | None,
 ) -> None:
-    """Write ``q`` and ``k`` with their leading channels rotated to ``q_out`` and ``k_out``, which may be they themselves."""
+    """Write ``q`` and ``k``, leading channels rotated, to ``q_out`` and ``k_out``, which may be they themselves."""
     copy = q_out is not q
     q, k = as_heads(q, head_size), as_heads(k, head_size)
     q_out, k_out = (as_heads(q_out, head_size), as_heads(k_out, head_size)) if copy else (q, k)
@@ -291,12 +291,13 @@ def _work_store(
     strides = (*q.stride(), *k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride())
     page = k_cache.shape[1]
     numbers = (
-        q.shape[0], q.shape[1], k.shape[1], table.shape[0], page, k_cache.shape[0] * page, positions.stride(0), table.stride(0),
-        slots.stride(0), *strides, paged.step_of(k_scale), paged.step_of(v_scale),
+        q.shape[0], q.shape[1], k.shape[1], table.shape[0], page, k_cache.shape[0] * page, positions.stride(0),
+        table.stride(0), slots.stride(0), *strides, paged.step_of(k_scale), paged.step_of(v_scale),
     )  # fmt: skip
     constants = {
         **sizes, "Q_BLOCKS": q_blocks, "K_BLOCKS": k_blocks, "V_DIM": of_v.dim, "V_PADDED": of_v.padded,
-        "V_BLOCK": of_v.block, "V_BLOCKS": of_v.blocks, "K_SCALED": k_scale is not None, "V_SCALED": v_scale is not None,
+        "V_BLOCK": of_v.block, "V_BLOCKS": of_v.blocks, "K_SCALED": k_scale is not None,
+        "V_SCALED": v_scale is not None,
         **paged.units(Q_UNIT=q, K_UNIT=k, V_UNIT=v, KC_UNIT=k_cache, VC_UNIT=v_cache), "FORMAT": form, "NATIVE": native,
         "num_warps": host.warps(sizes["BLOCK"] * host.pow2(dim), 8),
     }  # fmt: skip
@@ -308,7 +309,8 @@ def case(chip: host.Chip, name: str, dim: int, rotary: int, *, is_neox: bool) ->
     """Return what a test without a GPU compiles of ``rope``: 64 and 8 heads, in place."""
     sizes = _sizes(dim, rotary, is_neox)
     constants = {
-        **sizes, "TAIL": 0, "Q_BLOCKS": _blocks(64, sizes["BLOCK"]), "K_BLOCKS": _blocks(8, sizes["BLOCK"]), "COPY": False,
+        **sizes, "TAIL": 0, "Q_BLOCKS": _blocks(64, sizes["BLOCK"]), "K_BLOCKS": _blocks(8, sizes["BLOCK"]),
+        "COPY": False,
         **dict.fromkeys(("Q_UNIT", "K_UNIT", "QO_UNIT", "KO_UNIT"), True),
     }  # fmt: skip
     types = {"q": "*bf16", "k": "*bf16", "q_out": "*bf16", "k_out": "*bf16", "positions": "*i64", "table": "*fp32"}

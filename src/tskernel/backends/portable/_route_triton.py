@@ -2,7 +2,7 @@
 # pyright: reportCallIssue=false, reportAssignmentType=false
 """Routing in Triton: the best experts of a token, and the slots of tokens sorted by expert.
 
-Ranks are single numbers, value before index, so that equal values fall to the lowest index and every choice is one maximum.
+Ranks are single numbers, value before index: equal values fall to the lowest index and every choice is one maximum.
 """
 
 from __future__ import annotations

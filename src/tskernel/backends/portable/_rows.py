@@ -125,7 +125,7 @@ def rows_of(x: Tensor) -> Any:
 
 
 def blocks(count: Any, size: int) -> Any:
-    """Return how many programs of ``size`` cover ``count``: at least one, which finds nothing to do where there is none."""
+    """Return how many programs of ``size`` cover ``count``: at least one, which then finds nothing to do."""
     return torch.sym_max(1, (count + size - 1) // size)
 
 

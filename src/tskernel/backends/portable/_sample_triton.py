@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 """Sampling in Triton: rows of a vocabulary cut into tiles, so that one row keeps many multiprocessors busy."""
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def _threshold(
     count: bool,
     bits: int,
 ) -> list[host.Program]:
-    """Return the passes that find the threshold of each row, for keys of ``bits``: all 32, or those of positive values."""
+    """Return the passes that find the threshold of each row, for keys of ``bits`` that tell values apart."""
     (part, state), sizes, rows = memory, _tiles(x), x.shape[0]
     digit = COUNTING if count else WEIGHING
     passes, logits = -(-bits // digit), temperature is not None
