@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false, reportPossiblyUnbound=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 """Rotary embedding in Triton: a block of heads of one token per program; keys and values go to the cache on the way.
 
 Source: Su et al. 2021, https://arxiv.org/abs/2104.09864.
@@ -161,27 +161,25 @@ def _rope_store(
     token = (tl.program_id(0) // (Q_BLOCKS + K_BLOCKS + V_BLOCKS)).to(tl.int64)
     q_heads, k_heads = tl.where(token < tokens, q_heads, 0), tl.where(token < tokens, k_heads, 0)
     if block < Q_BLOCKS:
-        head = block * BLOCK + tl.arange(0, BLOCK)
         of_q = q + token * q_token
         if HALF > 0:
             _turn(
-                of_q, of_q, q, q, head, q_heads, True, positions, table, token, tokens, p_step, rows, t_row,
-                q_head, q_column, q_head, q_column, 0, 0, 0,
+                of_q, of_q, q, q, block * BLOCK + tl.arange(0, BLOCK), q_heads, True, positions, table, token, tokens,
+                p_step, rows, t_row, q_head, q_column, q_head, q_column, 0, 0, 0,
                 HALF, HALF_PADDED, DIM, 0, NEOX, Q_UNIT, Q_UNIT, True, False, False, False, "float", False)
     elif block < Q_BLOCKS + K_BLOCKS:
-        head = (block - Q_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-        at_page, at_slot, exists = _slot_of(slots, token, tokens, slot_step, page, count)
         of_k = k + token * k_token
-        of_cache = k_cache + at_page * kc_page + at_slot * kc_slot
+        at_page, at_slot, exists = _slot_of(slots, token, tokens, slot_step, page, count)
         _turn(
-            of_k, of_k, of_cache, k_scale, head, k_heads, exists, positions, table, token, tokens, p_step, rows, t_row,
-            k_head, k_column, k_head, k_column, kc_head, kc_column, ks_step,
+            of_k, of_k, k_cache + at_page * kc_page + at_slot * kc_slot, k_scale,
+            (block - Q_BLOCKS) * BLOCK + tl.arange(0, BLOCK), k_heads, exists, positions, table, token, tokens,
+            p_step, rows, t_row, k_head, k_column, k_head, k_column, kc_head, kc_column, ks_step,
             HALF, HALF_PADDED, DIM, TAIL, NEOX, K_UNIT, K_UNIT, KC_UNIT, False, True, K_SCALED, FORMAT, NATIVE)
     else:
-        head = (block - Q_BLOCKS - K_BLOCKS) * V_BLOCK + tl.arange(0, V_BLOCK)
         at_page, at_slot, exists = _slot_of(slots, token, tokens, slot_step, page, count)
         _store_heads(
-            v + token * v_token, v_cache + at_page * vc_page + at_slot * vc_slot, v_scale, head, k_heads, exists,
+            v + token * v_token, v_cache + at_page * vc_page + at_slot * vc_slot, v_scale,
+            (block - Q_BLOCKS - K_BLOCKS) * V_BLOCK + tl.arange(0, V_BLOCK), k_heads, exists,
             v_head, v_column, vc_head, vc_column, vs_step, V_DIM, V_PADDED, V_UNIT, VC_UNIT, V_SCALED, FORMAT, NATIVE)
 # fmt: on
 

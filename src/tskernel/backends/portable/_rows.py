@@ -5,6 +5,7 @@ Nothing here reads contents of tensors, and nothing is tried out: tiles follow f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -151,11 +152,15 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.view(torch.uint8)
 
 
+@functools.lru_cache(maxsize=64)
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the device converts to this fp8 dtype by itself; elsewhere programs work the code out."""
     if device.type != "cuda":
         return False
-    platform = platform_of(device)
+    try:
+        platform = platform_of(device)
+    except (AssertionError, RuntimeError):  # a graph traced for a device that is not here
+        return False
     arch = platform.arch or Arch((0,))
     if platform.vendor == "nvidia":
         return dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and arch >= Arch((8, 9))

@@ -75,7 +75,7 @@ def _kept(
     x, peaks, limits, amount, row, tile, x_row, x_column, VOCAB: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr, TILES_PADDED: tl.constexpr, UNIT: tl.constexpr, DROP: tl.constexpr, MIN_P: tl.constexpr,
 ):
-    """Return the weights of a tile with 0 for those that are not kept."""
+    """Return the weights of a tile, 0 for those that are not kept."""
     y, index, inside = _cleaned(x, row, tile, x_row, x_column, VOCAB, TILE, UNIT, False)
     peak = _peak_of(peaks, row, TILES, TILES_PADDED)
     y = _shared(y, peak)
@@ -86,7 +86,7 @@ def _kept(
         keep = y.to(tl.float64) >= best * share
     else:
         keep = _among(_short_keys(y, DROP), index, limits, row)
-    return tl.where(keep & inside, y, 0.0), index, inside
+    return tl.where(keep & inside, y, 0.0)
 
 
 @jit
@@ -96,7 +96,7 @@ def _sums(
 ):
     """Write the sum of what a tile keeps."""
     row, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
-    y, _, _ = _kept(
+    y = _kept(
         x, peaks, limits, amount, row, tile, x_row, x_column, VOCAB, TILE, TILES, TILES_PADDED, UNIT, DROP, MIN_P)
     tl.store(sums + tl.program_id(0), tl.sum(y, 0))
 
@@ -109,13 +109,14 @@ def _write(
 ):
     """Write what a tile keeps over the sum of the row."""
     row, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
-    y, index, inside = _kept(
+    y = _kept(
         x, peaks, limits, amount, row, tile, x_row, x_column, VOCAB, TILE, TILES, TILES_PADDED, UNIT, DROP, MIN_P)
     part = tl.arange(0, TILES_PADDED)
     total = tl.sum(tl.load(sums + row * TILES + part, mask=part < TILES, other=0.0), 0)
     y = tl.div_rn(y, tl.where(total == 0.0, 1.0, total) + tl.zeros([TILE], tl.float32))
+    index = tile * TILE + tl.arange(0, TILE)
     to = out + row.to(tl.int64) * o_row + _columns(index, o_column, O_UNIT)
-    tl.store(to, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(to, y.to(out.dtype.element_ty), mask=index < VOCAB)
 
 
 @jit

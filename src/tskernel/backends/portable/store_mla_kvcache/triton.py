@@ -24,7 +24,7 @@ def store_mla_kvcache(
 ) -> None:
     """Launch the copies of rows."""
     rank = kv_c.shape[1]
-    parts = kv_cache[..., :rank], kv_cache[..., rank:]
+    parts = kv_cache.narrow(-1, 0, rank), kv_cache.narrow(-1, rank, k_pe.shape[1])
     device.store(kv_c.unsqueeze(1), k_pe.unsqueeze(1), *parts, slot_mapping, scale, scale)
 
 
