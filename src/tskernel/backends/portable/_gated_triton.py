@@ -32,9 +32,8 @@ def _activate(gate, up, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.const
         y = gate / (1.0 + tl.exp(-gate)) * up
     elif KIND == "gelu":
         y = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
-    elif KIND == "gelu_tanh":  # tanh z = 2 sigmoid(2 z) - 1, rounded as torch's: what is lost beside 1 is lost alike
-        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        y = gate * 0.5 * (1.0 + (2.0 * _sigmoid(z) - 1.0)) * up
+    elif KIND == "gelu_tanh":  # (1 + tanh z) / 2 = sigmoid(2 z), which loses nothing where tanh z is near -1
+        y = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, up)

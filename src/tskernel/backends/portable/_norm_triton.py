@@ -196,8 +196,8 @@ def norm(
 def tile(width: int, hip: bool | None = None) -> dict[str, int]:
     """Return the tile of rows of a width: about 1024 elements or one row, up to what registers hold."""
     padded = host.pow2(width)
-    columns = padded if padded <= host.ONE_PASS else host.ONE_PASS // 2
-    rows = max(1, 1024 // padded)
+    fits = padded <= host.ONE_PASS
+    columns, rows = (padded, max(1, 1024 // padded)) if fits else (host.ONE_PASS // 2, 1)
     return {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": host.warps(rows * columns, hip=hip)}
 
 

@@ -10,6 +10,8 @@ from tskernel.backends.portable import _rope_triton as device
 from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
+COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+
 
 @register_kernel("embedding", "apply_rope_", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True)
 def apply_rope_(

@@ -11,6 +11,8 @@ from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
 
+COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+
 
 def rejects(out: Tensor) -> str | None:
     """Return why this call does not fit, or None."""

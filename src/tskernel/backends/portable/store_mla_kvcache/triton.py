@@ -10,6 +10,8 @@ from tskernel.backends.portable import _cache_triton as device
 from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
+COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+
 
 @register_kernel(
     "kvcache", "store_mla_kvcache", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True
