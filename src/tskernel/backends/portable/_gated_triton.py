@@ -78,11 +78,11 @@ def _place(unit, rows, SPAN: tl.constexpr, WIDTH: tl.constexpr):
 @jit(do_not_specialize=("rows",))
 def _gated(
     x, out, rows, x_inner, x_outer, x_step, x_column, o_inner, o_outer, o_step, o_column,
-    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, SPAN: tl.constexpr, KIND: tl.constexpr, X_UNIT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, KIND: tl.constexpr, X_UNIT: tl.constexpr,
     O_UNIT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
 ):
-    """Write the activation of BLOCK_M units."""
-    unit = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Write the activation of BLOCK units."""
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, first, last = _place(unit, rows, SPAN, WIDTH)
     of_x = x + _start(row, x_inner, x_outer, x_step)
     y = _values(of_x, first, last, x_column, SPAN, WIDTH, KIND, X_UNIT, ALPHA, LIMIT)
@@ -114,7 +114,7 @@ def _work(x: Tensor, out: Tensor, kind: str, alpha: float, limit: float) -> list
     units, tile = host.rows_of(out) * -(-width // span), max(1, host.TILE // span)
     options = {
         "WIDTH": width,
-        "BLOCK_M": tile,
+        "BLOCK": tile,
         "SPAN": span,
         "KIND": kind,
         "ALPHA": float(alpha),
@@ -129,7 +129,7 @@ def case(chip: host.Chip, name: str, width: int, kind: str) -> Any:
     """Return what a test without a GPU compiles: contiguous bf16 rows of a width."""
     span = span_of(width)
     tile = max(1, host.TILE // span)
-    constants = {"WIDTH": width, "BLOCK_M": tile, "SPAN": span, "KIND": kind, "ALPHA": 1.702, "LIMIT": 7.0}
+    constants = {"WIDTH": width, "BLOCK": tile, "SPAN": span, "KIND": kind, "ALPHA": 1.702, "LIMIT": 7.0}
     types = {"x": "*bf16", "out": "*bf16"} | {f"{t}_{n}": "1" for t in "xo" for n in ("inner", "column")}
     options = {"num_warps": host.warps(tile * span, hip=chip.hip)}
     return host.compile_case(name, _gated, {**constants, "X_UNIT": True, "O_UNIT": True}, types, options)

@@ -127,11 +127,11 @@ def _norm(
     x, residual, weight, bias, out, total, rows,
     x_inner, x_outer, x_step, x_column, r_inner, r_outer, r_step, r_column,
     o_inner, o_outer, o_step, o_column, t_inner, t_outer, t_step, t_column,
-    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr, X_UNIT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr, X_UNIT: tl.constexpr,
     R_UNIT: tl.constexpr, O_UNIT: tl.constexpr, T_UNIT: tl.constexpr, ADD: tl.constexpr, LAYER: tl.constexpr,
     GEMMA: tl.constexpr, BIAS: tl.constexpr,
 ):
-    """Norm BLOCK_M rows per program; one where a row is longer than BLOCK_N."""
+    """Norm BLOCK rows per program; one where a row is longer than BLOCK_N."""
     if BLOCK_N < WIDTH:
         _row_again(
             x, residual, weight, bias, out, total, tl.program_id(0), rows,
@@ -139,7 +139,7 @@ def _norm(
             o_inner, o_outer, o_step, o_column, t_inner, t_outer, t_step, t_column,
             WIDTH, BLOCK_N, EPS, X_UNIT, R_UNIT, O_UNIT, T_UNIT, ADD, LAYER, GEMMA, BIAS)
     else:
-        row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         _rows_once(
             x, residual, weight, bias, out, total, row, rows,
             x_inner, x_outer, x_step, x_column, r_inner, r_outer, r_step, r_column,
@@ -151,19 +151,19 @@ def _norm(
 def _norm_two(
     q, k, q_weight, k_weight, q_out, k_out, q_rows, k_rows, q_blocks,
     q_inner, q_outer, q_step, q_column, k_inner, k_outer, k_step, k_column,
-    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr, Q_UNIT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr, Q_UNIT: tl.constexpr,
     K_UNIT: tl.constexpr,
 ):
     """Norm heads of queries in the first ``q_blocks`` programs and of keys in the others; the results are dense."""
     block = tl.program_id(0)
     if block < q_blocks:
         _rows_once(
-            q, q, q_weight, q_weight, q_out, q_out, block * BLOCK_M + tl.arange(0, BLOCK_M), q_rows,
+            q, q, q_weight, q_weight, q_out, q_out, block * BLOCK + tl.arange(0, BLOCK), q_rows,
             q_inner, q_outer, q_step, q_column, 1, 0, 0, 1, 1, WIDTH, 0, 1, 1, 0, 0, 1,
             WIDTH, BLOCK_N, EPS, Q_UNIT, True, True, True, False, False, False, False)
     else:
         _rows_once(
-            k, k, k_weight, k_weight, k_out, k_out, (block - q_blocks) * BLOCK_M + tl.arange(0, BLOCK_M), k_rows,
+            k, k, k_weight, k_weight, k_out, k_out, (block - q_blocks) * BLOCK + tl.arange(0, BLOCK), k_rows,
             k_inner, k_outer, k_step, k_column, 1, 0, 0, 1, 1, WIDTH, 0, 1, 1, 0, 0, 1,
             WIDTH, BLOCK_N, EPS, K_UNIT, True, True, True, False, False, False, False)
 # fmt: on
@@ -198,7 +198,7 @@ def tile(width: int, hip: bool | None = None) -> dict[str, int]:
     padded = host.pow2(width)
     fits = padded <= host.ONE_PASS
     columns, rows = (padded, max(1, 1024 // padded)) if fits else (host.ONE_PASS // 2, 1)
-    return {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": host.warps(rows * columns, hip=hip)}
+    return {"BLOCK": rows, "BLOCK_N": columns, "num_warps": host.warps(rows * columns, hip=hip)}
 
 
 def _work(
@@ -219,7 +219,7 @@ def _work(
     units = {f"{n}_UNIT": m.unit for n, m in zip("XROT", given, strict=True)}
     maps = [number for m in given for number in m]
     arguments = (x, residual, weight, bias, out, total, host.rows_of(x), *maps)
-    grid = (host.blocks(host.rows_of(x), sizes["BLOCK_M"]),)
+    grid = (host.blocks(host.rows_of(x), sizes["BLOCK"]),)
     return [host.Program(_norm, grid, arguments, {"WIDTH": width, "EPS": float(eps), **units, **flags, **sizes})]
 
 
@@ -241,7 +241,7 @@ def _work_two(
 ) -> list[host.Program]:
     width = int(q.shape[-1])
     sizes, maps = tile(width), (host.row_map(q), host.row_map(k))
-    q_blocks, k_blocks = (host.blocks(host.rows_of(t), sizes["BLOCK_M"]) for t in (q, k))
+    q_blocks, k_blocks = (host.blocks(host.rows_of(t), sizes["BLOCK"]) for t in (q, k))
     numbers = (host.rows_of(q), host.rows_of(k), q_blocks, *maps[0], *maps[1])
     units = {"Q_UNIT": maps[0].unit, "K_UNIT": maps[1].unit}
     options = {"WIDTH": width, "EPS": float(eps), **units, **sizes}

@@ -128,14 +128,14 @@ def _put_scale(
 @jit(do_not_specialize=("rows",))
 def _quantize(
     x, given, data, scales, rows, x_inner, x_outer, x_step, x_column,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, KIND: tl.constexpr,
+    WIDTH: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
     UNIT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr,
     TOP: tl.constexpr, HOW: tl.constexpr, POWER: tl.constexpr, BYTE: tl.constexpr, SMALLEST: tl.constexpr,
     PARTIALS: tl.constexpr,
 ):
-    """Quantize BLOCK_M units; one where a unit is longer than LANES."""
+    """Quantize BLOCK units; one where a unit is longer than LANES."""
     pid = tl.program_id(0)
-    unit = pid * BLOCK_M + tl.arange(0, BLOCK_M)
+    unit = pid * BLOCK + tl.arange(0, BLOCK)
     row, first, last = _place(unit, rows, SPAN, WIDTH)
     part = tl.where(row < rows, first // SPAN, -1)
     of_x = x + _start(row, x_inner, x_outer, x_step)
@@ -161,12 +161,12 @@ def _quantize(
 @jit(do_not_specialize=("rows", "tiles"))
 def _measure(
     x, partials, rows, tiles, x_inner, x_outer, x_step, x_column,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr,
+    WIDTH: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
 ):
     """Write the largest magnitude of every PARTIALS-th tile."""
-    amax = tl.zeros([BLOCK_M, SPAN], tl.float32)
+    amax = tl.zeros([BLOCK, SPAN], tl.float32)
     for t in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, first, last = _place(t * BLOCK_M + tl.arange(0, BLOCK_M), rows, SPAN, WIDTH)
+        row, first, last = _place(t * BLOCK + tl.arange(0, BLOCK), rows, SPAN, WIDTH)
         of_x = x + _start(row, x_inner, x_outer, x_step)
         y = _values(of_x, first, last, x_column, SPAN, WIDTH, "plain", UNIT, 0.0, 0.0)
         amax = tl.maximum(amax, _magnitude(y))
@@ -203,10 +203,10 @@ def _quantize_block(
 @jit(do_not_specialize=("rows",))
 def _quantize_nvfp4(
     x, given, data, scales, rows, x_inner, x_outer, x_step, x_column,
-    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr, NATIVE: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, NATIVE: tl.constexpr,
 ):
-    """Quantize BLOCK_M groups of 16 by e4m3 scales of what the given scale makes of them."""
-    unit = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Quantize BLOCK groups of 16 by e4m3 scales of what the given scale makes of them."""
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, first, last = _place(unit, rows, 16, WIDTH)
     of_x = x + _start(row, x_inner, x_outer, x_step)
     raw = _values(of_x, first, last, x_column, 16, WIDTH, "plain", UNIT, 0.0, 0.0)
@@ -306,12 +306,12 @@ def _work(
     programs, partials = [], 1
     threads = {"num_warps": host.warps(tile * lanes)}
     if work is not None:
-        constants = {"WIDTH": width, "SPAN": span, "BLOCK_M": tile, "UNIT": where.unit, **threads}
+        constants = {"WIDTH": width, "SPAN": span, "BLOCK": tile, "UNIT": where.unit, **threads}
         partials = int(work.shape[0])
         programs.append(host.Program(_measure, (partials,), (x, work, rows, tiles, *where), constants))
         given, how = work, "partials"
     constants = {
-        "WIDTH": width, "SPAN": span, "LANES": lanes, "BLOCK_M": tile, "KIND": kind, "UNIT": where.unit,
+        "WIDTH": width, "SPAN": span, "LANES": lanes, "BLOCK": tile, "KIND": kind, "UNIT": where.unit,
         "ALPHA": alpha, "LIMIT": limit, "FORMAT": form, "NATIVE": native, "TOP": top, "HOW": how, "POWER": power,
         "BYTE": byte, "SMALLEST": smallest, "PARTIALS": partials, **threads,
     }  # fmt: skip
@@ -356,7 +356,7 @@ def _work_nvfp4(x: Tensor, given: Tensor, data: Tensor, scales: Tensor, native: 
     tile = host.TILE // 16
     constants = {
         "WIDTH": width,
-        "BLOCK_M": tile,
+        "BLOCK": tile,
         "UNIT": where.unit,
         "NATIVE": native,
         "num_warps": host.warps(16 * tile),
@@ -421,7 +421,7 @@ def case(chip: host.Chip, name: str, width: int, *, form: str, top: float, how: 
     kind, group = given.pop("kind", "plain"), given.pop("group", None)
     span, lanes, tile = _spans(width, how, group)
     constants = {
-        "WIDTH": width, "SPAN": span, "LANES": lanes, "BLOCK_M": tile, "KIND": kind, "UNIT": True, "ALPHA": 1.702,
+        "WIDTH": width, "SPAN": span, "LANES": lanes, "BLOCK": tile, "KIND": kind, "UNIT": True, "ALPHA": 1.702,
         "LIMIT": 7.0, "FORMAT": form, "NATIVE": False, "TOP": top, "HOW": how, "POWER": False, "BYTE": False,
         "SMALLEST": SMALLEST, "PARTIALS": PARTIALS, **given,
     }  # fmt: skip
@@ -448,7 +448,7 @@ def block_case(chip: host.Chip) -> Any:
 
 def nvfp4_case(chip: host.Chip) -> Any:
     """Return a case of nvfp4."""
-    constants = {"WIDTH": 4096, "BLOCK_M": host.TILE // 16, "UNIT": True, "NATIVE": False}
+    constants = {"WIDTH": 4096, "BLOCK": host.TILE // 16, "UNIT": True, "NATIVE": False}
     types = {"x": "*bf16", "given": "*fp32", "data": "*u8", "scales": "*u8", "x_inner": "1", "x_column": "1"}
     options = {"num_warps": host.warps(host.TILE, hip=chip.hip)}
     return host.compile_case("width 4096", _quantize_nvfp4, constants, types, options)
