@@ -169,7 +169,7 @@ def test_bind_selects_for_the_platform_it_is_given() -> None:
     )
     program = export_norm()
     assert kernel_of(export.bind(program, "sm90")) == "made_up"
-    assert kernel_of(export.bind(program, PlatformInfo.named("sm80"))) == "portable/rmsnorm/torch"
+    assert kernel_of(export.bind(program, PlatformInfo.named("sm80"))) == "portable/rmsnorm/triton"
     assert kernel_of(export.bind(program)) == "portable/rmsnorm/torch"
     with pytest.raises(OverrideError, match="needs nvidia"):
         export.bind(program, "gfx950", overrides={"rmsnorm": "made_up"})

@@ -11,10 +11,10 @@ from tskernel.backends.portable import _rope_triton as device
 from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
-COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+COMPILE_PARTS = ("gfx942",)  # another op compiles the program for all parts
 
 
-@register_kernel("embedding", "apply_rope", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True)
+@register_kernel("embedding", "apply_rope", capability=host.CAPABILITY, priority=Priority.PORTABLE + 2, traceable=True)
 def apply_rope(
     positions: Tensor,
     q: Tensor,

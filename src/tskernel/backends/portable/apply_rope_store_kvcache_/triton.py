@@ -15,7 +15,7 @@ from tskernel.dispatch.registry import Priority, register_kernel
     "embedding",
     "apply_rope_store_kvcache_",
     capability=host.CAPABILITY,
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def apply_rope_store_kvcache_(

@@ -11,7 +11,7 @@ from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
 
-COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+COMPILE_PARTS = ("gfx942",)  # another op compiles the program for all parts
 
 
 def rejects(out: Tensor) -> str | None:
@@ -24,7 +24,7 @@ def rejects(out: Tensor) -> str | None:
     "gelu_and_mul",
     capability=host.CAPABILITY,
     signatures=formats(x=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     rejects=rejects,
     traceable=True,
 )

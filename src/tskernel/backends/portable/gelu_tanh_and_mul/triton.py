@@ -20,7 +20,7 @@ def rejects(out: Tensor) -> str | None:
     "gelu_tanh_and_mul",
     capability=host.CAPABILITY,
     signatures=formats(x=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     rejects=rejects,
     traceable=True,
 )

@@ -16,7 +16,7 @@ from tskernel.dispatch.signature import formats
     "gelu_tanh_and_mul_quantize_fp8",
     capability=host.CAPABILITY,
     signatures=formats(x=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def gelu_tanh_and_mul_quantize_fp8(

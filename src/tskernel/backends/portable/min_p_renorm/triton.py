@@ -11,7 +11,7 @@ from tskernel.backends.portable import _sample_triton as device
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
 
-COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+COMPILE_PARTS = ("sm80", "sm90", "gfx942")  # nothing in it depends on newer parts
 
 
 @register_kernel(
@@ -19,7 +19,7 @@ COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all par
     "min_p_renorm",
     capability=host.CAPABILITY,
     signatures=formats(probs=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def min_p_renorm(probs: Tensor, min_p: Tensor, *, out: Tensor) -> None:

@@ -16,7 +16,7 @@ from tskernel.dispatch.registry import Priority, register_kernel
     "moe_dispatch",
     capability=host.CAPABILITY,
     traits={"num_experts": range(1, 1024)},
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def moe_dispatch(

@@ -19,7 +19,7 @@ from tskernel.dispatch.signature import formats
     capability=host.CAPABILITY,
     signatures=formats(router_logits=host.FLOAT_DTYPES),
     traits={"num_experts": range(1, 8193)},
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def moe_topk(

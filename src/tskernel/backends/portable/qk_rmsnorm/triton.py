@@ -17,7 +17,7 @@ from tskernel.dispatch.signature import same_formats
     capability=host.CAPABILITY,
     signatures=same_formats("q", "k", dtypes=host.FLOAT_DTYPES),
     traits={"hidden": range(1, host.ONE_PASS + 1)},
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def qk_rmsnorm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:

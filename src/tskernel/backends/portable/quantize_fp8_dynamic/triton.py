@@ -25,7 +25,7 @@ def rejects(granularity: str, group_size: int) -> str | None:
     "quantize_fp8_dynamic",
     capability=host.CAPABILITY,
     signatures=formats(x=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     rejects=rejects,
     traceable=True,
 )

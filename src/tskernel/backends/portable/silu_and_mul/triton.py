@@ -22,7 +22,7 @@ def rejects(out: Tensor) -> str | None:
     "silu_and_mul",
     capability=host.CAPABILITY,
     signatures=formats(x=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     rejects=rejects,
     traceable=True,
 )

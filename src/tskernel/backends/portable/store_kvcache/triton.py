@@ -11,7 +11,7 @@ from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
 
-@register_kernel("kvcache", "store_kvcache", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True)
+@register_kernel("kvcache", "store_kvcache", capability=host.CAPABILITY, priority=Priority.PORTABLE + 2, traceable=True)
 def store_kvcache(
     k: Tensor,
     v: Tensor,

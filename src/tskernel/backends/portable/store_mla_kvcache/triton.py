@@ -10,11 +10,11 @@ from tskernel.backends.portable import _cache_triton as device
 from tskernel.backends.portable import _rows as host
 from tskernel.dispatch.registry import Priority, register_kernel
 
-COMPILE_PARTS = ("sm90", "gfx942")  # the program itself is compiled for all parts by another op
+COMPILE_PARTS = ("gfx942",)  # another op compiles the program for all parts
 
 
 @register_kernel(
-    "kvcache", "store_mla_kvcache", capability=host.CAPABILITY, priority=Priority.PERFORMANT, traceable=True
+    "kvcache", "store_mla_kvcache", capability=host.CAPABILITY, priority=Priority.PORTABLE + 2, traceable=True
 )
 def store_mla_kvcache(
     kv_c: Tensor,

@@ -17,7 +17,7 @@ from tskernel.dispatch.signature import formats
     "top_k_renorm",
     capability=host.CAPABILITY,
     signatures=formats(probs=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def top_k_renorm(probs: Tensor, top_k: Tensor, *, out: Tensor) -> None:

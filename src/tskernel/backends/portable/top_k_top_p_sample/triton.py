@@ -11,13 +11,15 @@ from tskernel.backends.portable import _sample_triton as device
 from tskernel.dispatch.registry import Priority, register_kernel
 from tskernel.dispatch.signature import formats
 
+COMPILE_PARTS = ("sm80", "sm90", "gfx942")  # nothing in it depends on newer parts
+
 
 @register_kernel(
     "sampling",
     "top_k_top_p_sample",
     capability=host.CAPABILITY,
     signatures=formats(logits=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def top_k_top_p_sample(

@@ -15,7 +15,7 @@ from tskernel.dispatch.signature import formats
     "top_p_renorm",
     capability=host.CAPABILITY,
     signatures=formats(probs=host.FLOAT_DTYPES),
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def top_p_renorm(probs: Tensor, top_p: Tensor, *, out: Tensor) -> None:

@@ -10,12 +10,14 @@ from tskernel.backends.portable import _rows as host
 from tskernel.backends.portable import _sample_triton as device
 from tskernel.dispatch.registry import Priority, register_kernel
 
+COMPILE_PARTS = ("sm80", "sm90", "gfx942")  # nothing in it depends on newer parts
+
 
 @register_kernel(
     "sampling",
     "verify_chain_greedy",
     capability=host.CAPABILITY,
-    priority=Priority.PERFORMANT,
+    priority=Priority.PORTABLE + 2,
     traceable=True,
 )
 def verify_chain_greedy(draft_tokens: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
