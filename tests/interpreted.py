@@ -16,6 +16,26 @@ def declare(platform: str) -> None:
     """Make torch's CPU device the named platform in this process."""
     set_platform(torch.device("cpu"), PlatformInfo.named(platform))
     _multiply_bf16()
+    _round_bf16()
+
+
+def _round_bf16() -> None:
+    """Let the interpreter round to the nearest bf16, ties to even, as every device does: it cuts bits off."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain = InterpreterBuilder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            bits = np.ascontiguousarray(src.data).view(np.uint32)
+            nearest = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
+            bits = np.where(np.isnan(src.data), bits | np.uint32(0x400000), nearest)
+            return TensorHandle((bits >> 16).astype(np.uint16), tl.bfloat16)
+        return plain(self, src, dst_type)
+
+    InterpreterBuilder.cast_impl = cast_impl  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _multiply_bf16() -> None:

@@ -13,6 +13,7 @@ from tskernel.dispatch.registry import builtin_kernel_modules
 
 pytest.importorskip("triton")
 OPS = sorted({op for module, op in builtin_kernel_modules() if module.rsplit(".", 1)[1] == "triton"})
+ATTENTION = [op for op in OPS if op.startswith(("attn", "mha", "mla"))]
 HERE = Path(__file__).parent
 CONFORMANCE = """
 import sys
@@ -28,18 +29,21 @@ from tskernel.testing import compare, kernel_names, samples_of
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what is allocated
-op, ran = ops[sys.argv[1]], 0
-for kernel in kernel_names(op.name):
-    for form in op.forms if kernel.endswith("/triton") else ():
+all_dtypes = len(sys.argv) == 2
+for op in map(ops.get, sys.argv[1:]):
+  ran = 0
+  for kernel in [k for k in kernel_names(op.name) if k.endswith("/triton")]:
+    for form in op.forms if all_dtypes else op.forms[-1:]:
         # The form with the LSE does all that the others do; they need one dtype each.
-        for dtype, sample in samples_of(op, dtypes=op.dtypes if form == op.forms[-1] else op.dtypes[-1:]):
+        dtypes = op.dtypes if all_dtypes and form == op.forms[-1] else op.dtypes[-1:]
+        for dtype, sample in samples_of(op, dtypes=dtypes):
             if declines(kernel, op, sample, form) is None:
                 try:
                     compare(actual(op, kernel, sample, form), expected(op, sample, form))
                 except Exception as error:
                     raise SystemExit(f"{kernel}, form {form!r}, {short(dtype)}, sample {sample.name}: {error}")
                 ran += 1
-print(ran)
+  print(ran)
 """
 
 
@@ -54,9 +58,72 @@ def interpret(*command: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ATTENTION)
 def test_conformance_in_the_interpreter(op: str) -> None:
     assert int(interpret("-c", CONFORMANCE, op)) > 4
+
+
+@pytest.mark.slow
+def test_conformance_of_the_small_ops_in_the_interpreter() -> None:
+    """One process for all of them, and one dtype each: a process takes longer to start than most ops to check."""
+    small = [op for op in OPS if op not in ATTENTION]
+    ran = list(map(int, interpret("-c", CONFORMANCE, *small).split()))
+    assert len(ran) == len(small) and min(ran) > 4, dict(zip(small, ran, strict=True))
+
+
+@pytest.mark.slow
+def test_rows_that_do_not_fit_and_vocabularies_of_many_tiles() -> None:
+    """With tiles so short that small rows are read again, and have several tiles; ties, infinities and NaN in them."""
+    assert interpret("-c", SHORT_TILES).split() == ["14"]
+
+
+SHORT_TILES = """
+import torch
+import tskernel
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _quantize_triton, _rows, _sample_triton
+from tskernel.testing import compare, oracle
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+ran = 0
+
+def check(op, **call):
+    global ran
+    compare(getattr(tskernel, op)(**call, override=f"portable/{op}/triton"), oracle(op, **call))
+    ran += 1
+
+_rows.ONE_PASS = 64
+x, weight = torch.randn(3, 77).bfloat16(), torch.randn(77)
+check("rmsnorm", x=x, weight=weight)
+check("layernorm", x=x, weight=weight, bias=-weight)
+check("add_rmsnorm", x=x, residual=x.flip(0), weight=weight)
+_quantize_triton._spans = lambda width, how, group: (width, 32, 1)
+for call in ({"granularity": "token"}, {"granularity": "token", "ue8m0": True}):
+    check("quantize_fp8_dynamic", x=x, **call)
+    check("silu_and_mul_quantize_fp8", x=torch.cat((x, x.flip(1)), 1), **call)
+
+_sample_triton.TILE = 128
+logits = (torch.randn(6, 150) * 3).bfloat16()
+logits[1] = logits[1].round()
+logits[2], logits[3, 140], logits[4], logits[5, ::2] = 1.0, float("inf"), float("nan"), float("-inf")
+k = torch.tensor([10, 37, 130, 3, 5, -1], dtype=torch.int32)
+p = torch.tensor([0.5, 0.8, 0.31, 0.9, 0.5, 0.99])
+seeds = {"seed": torch.arange(6) * 12345678901, "offset": torch.arange(6) + 2**33}
+for x, some in ((logits, slice(None)), (logits[1:2].float(), slice(1, 2))):
+    rest = {n: v[some] for n, v in {"top_k": k, "top_p": p, "temperature": 2 * p, **seeds}.items()}
+    check("top_k_top_p_sample", logits=x, **rest)
+check("argmax", logits=logits)
+probs = logits.float().nan_to_num(-5, 3, -9).softmax(-1).bfloat16()
+probs[1], probs[2], probs[3, 7], probs[4], probs[5, 1::2] = (probs[1] * 16).round() / 16, 0.25, float("inf"), 0, -1
+check("top_k_renorm", probs=probs, top_k=k)
+check("top_p_renorm", probs=probs, top_p=p)
+check("min_p_renorm", probs=probs, min_p=p)
+ids = torch.randint(-1, 7, (50, 3), dtype=torch.int32)
+check("moe_dispatch", topk_ids=ids, num_experts=6, block_size=4)
+print(ran)
+"""
 
 
 EDGES = [

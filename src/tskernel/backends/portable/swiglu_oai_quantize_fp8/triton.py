@@ -1,0 +1,36 @@
+"""swiglu_oai_quantize_fp8 in Triton: the activation stays in registers until it is rounded, once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tskernel.backends.portable import _quantize_triton as device
+from tskernel.backends.portable import _rows as host
+from tskernel.dispatch.registry import Priority, register_kernel
+from tskernel.dispatch.signature import formats
+
+
+@register_kernel(
+    "activation",
+    "swiglu_oai_quantize_fp8",
+    capability=host.CAPABILITY,
+    signatures=formats(x=host.FLOAT_DTYPES),
+    priority=Priority.PORTABLE + 2,
+    traceable=True,
+)
+def swiglu_oai_quantize_fp8(
+    x: Tensor,
+    scale: Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    interleaved: bool = False,
+    granularity: str = "token",
+    group_size: int = 128,
+    ue8m0: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Launch the quantization of activated units."""
+    kind = "swiglu_interleaved" if interleaved else "swiglu"
+    return device.quantize_activation(x, scale, kind, granularity, group_size, ue8m0, dtype, alpha, limit)
