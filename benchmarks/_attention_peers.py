@@ -70,9 +70,10 @@ def fitting(x: Inputs) -> tuple[str | None, list[tuple[str, str, str]]]:
 
 
 def wraps_library(kernel: str) -> bool:
-    """Return whether a kernel calls a library: it needs a package, or its solution is one that comes with torch."""
+    """Return whether a kernel calls a library: it needs a package besides Triton, or one that comes with torch."""
     spec = KernelRegistry.get().get_by_name(kernel)
-    return any(c.packages for c in spec.capability) or spec.solution in ("torch", "sdpa", "cudnn")
+    needs = {package.partition(":")[0] for c in spec.capability for package in c.packages}
+    return bool(needs - {"triton"}) or spec.solution in ("torch", "sdpa", "cudnn")
 
 
 def contenders(x: Inputs) -> Iterator[Contender]:

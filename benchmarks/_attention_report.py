@@ -187,6 +187,7 @@ def markdown(data: dict[str, Any], plots: dict[str, str]) -> str:
         "these rates. All calls are in CUDA graphs that take turns; decode, extend and MLA walk over more inputs than "
         "the L2 cache holds. Host work that a peer does once per step (plan, scheduler metadata) is not in its time.",
     ]  # fmt: skip
+    text += [f"\n{note}" for note in data.get("notes", ())]
     for group, title in TITLES.items():
         chosen = [f for f in rows if f.row["group"] == group]
         if chosen:

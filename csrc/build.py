@@ -78,6 +78,7 @@ def cuda_toolchain(root: Path) -> Toolchain | None:
     archs = [a for a in wanted if f"sm_{a}" in known]
     flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     flags += [f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs[-1:]]
+    flags += ["--threads", str(max(1, min(len(archs) + 1, _jobs() // len(sources()))))]  # architectures side by side
     compile_ = [nvcc, "-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", *flags, *common_flags(root)]
     link = [nvcc, "-shared", "-cudart", "static", "-Xlinker", "--no-as-needed", *torch_libraries(root, "cuda")]
     return Toolchain("CUDA", compile_, link, archs)
@@ -113,6 +114,10 @@ def _find(name: str, *homes: str) -> str | None:
     return shutil.which(name)
 
 
+def _jobs() -> int:
+    return int(os.environ.get("MAX_JOBS", "0")) or os.cpu_count() or 1
+
+
 def build_library(tools: Toolchain, objects: Path, target: Path, files: list[Path] | None = None) -> None:
     """Compile the files side by side and link them; an object that is newer than all sources is kept.
 
@@ -127,8 +132,7 @@ def build_library(tools: Toolchain, objects: Path, target: Path, files: list[Pat
             _run([*tools.compile, "-c", str(source), "-o", str(made)])
         return made
 
-    jobs = int(os.environ.get("MAX_JOBS", "0")) or os.cpu_count() or 1
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(_jobs()) as pool:
         made = list(pool.map(compile_one, files or sources()))
     target.parent.mkdir(parents=True, exist_ok=True)
     command = [*tools.link[:2], "-o", str(target), *map(str, made), *tools.link[2:]]

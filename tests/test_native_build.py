@@ -13,13 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import short
+from native_cases import extra_samples, layout_samples
 from test_conformance import expected
 
 from tskernel._torch.execute import named
@@ -36,7 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 NATIVE = [s for s in KernelRegistry.get().list_kernels() if s.solution == "native"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-FP32, BF16, FP8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
+FP32, BF16 = torch.float32, torch.bfloat16
+# Rotations are of pairs and mx blocks of 32.
+WIDTHS = dict.fromkeys(("apply_rope", "apply_rope_", "apply_rope_store_kvcache_"), (6, 64))
+WIDTHS |= {"quantize_mxfp8": (33, 64), "quantize_mxfp4": (34, 64)}
 pytestmark = pytest.mark.slow
 
 
@@ -96,125 +99,6 @@ def test_samples(spec: KernelSpec) -> None:
             raise AssertionError(f"{spec.name}, {short(dtype)}, sample {sample.name}: {error}") from error
 
 
-def norm_sizes() -> Iterator[tuple[int, int]]:
-    """Yield rows and widths that meet every way to share a row: lanes, one to eight accesses, the long loop."""
-    for width in (8, 24, 256, 264, 768, 1000, 2880, 4096, 8192):
-        yield 3, width
-    for width in (40, 2880, 16384, 20000, 40000, 5, 515, 3333):
-        yield 2, width
-    yield 270, 1032  # more rows than are given all threads
-    yield 270, 521
-    yield 600, 96
-
-
-def extra_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sample]:
-    """Yield calls larger than the op's own samples, and such as begin off a 16-byte boundary."""
-    r = make.randn
-    if op in ("rmsnorm", "gemma_rmsnorm", "layernorm", "add_rmsnorm", "fused_add_rmsnorm"):
-        more = {"residual"} if "add_" in op else set()
-        for rows, width in norm_sizes():
-            for wdtype in {dtype, FP32}:
-                tensors = {n: r((rows, width), dtype) for n in ("x", *more)}
-                bias = {"bias": r((width,), wdtype)} if op == "layernorm" else {}
-                yield Sample(f"{rows}x{width}", **tensors, weight=r((width,), wdtype), **bias)
-        shifted = {n: r((4, 521), dtype)[:, 1:513] for n in ("x", *more)}
-        yield Sample("unaligned", **shifted, weight=r((513,), dtype)[1:])
-        strided = {n: r((2, 3, 4, 600), dtype)[::1, 1:, ::2, 8:520] for n in ("x", *more)}
-        yield Sample("three leading strides", **strided, weight=r((512,), dtype))
-    elif op == "qk_rmsnorm":
-        for tokens in (3, 300):
-            qkv = r((tokens, 12, 128), dtype)
-            yield Sample("heads", q=qkv[:, :8], k=qkv[:, 8:10], q_weight=r((128,), dtype), k_weight=r((128,), dtype))
-        yield Sample(
-            "wide", q=r((3, 1, 576), dtype), k=r((3, 2, 576), dtype), q_weight=r((576,), FP32), k_weight=r((576,), FP32)
-        )
-    elif op.endswith("_quantize_fp8"):
-        for rows, width in ((3, 768), (2, 2880), (300, 256), (2, 9216), (5, 7)):
-            x = r((rows, 2 * width), dtype)
-            for options in ({}, {"granularity": "group"}, {"granularity": "group", "group_size": 32, "ue8m0": True}):
-                yield Sample(f"{rows}x{width}", x=x, **options)
-            yield Sample(f"{rows}x{width} scaled", x=x, scale=make.tensor([0.03], FP32), granularity="tensor")
-    elif op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai"):
-        for rows, width in ((3, 768), (2, 3420), (2, 2880), (300, 96), (600, 40), (2, 14336)):
-            yield Sample(f"{rows}x{width}", x=r((rows, 2 * width), dtype) * 4)
-            if op == "swiglu_oai":
-                yield Sample(f"{rows}x{width} alternating", x=r((rows, 2 * width), dtype) * 4, interleaved=True)
-        yield Sample("unaligned", x=r((4, 1025), dtype)[:, 1:])
-    elif op in ("quantize_fp8_dynamic", "quantize_int8"):
-        for rows, width in ((3, 768), (2, 2880), (300, 256), (2, 20000), (1, 40000), (300, 513), (7, 96)):
-            x = r((rows, width), dtype) * 3
-            for granularity in ("token", "tensor"):
-                yield Sample(f"{rows}x{width} {granularity}", x=x, granularity=granularity)
-            if op == "quantize_fp8_dynamic":
-                for options in ({"group_size": 128}, {"group_size": 64, "ue8m0": True}, {"group_size": 48}):
-                    yield Sample(f"{rows}x{width} {options}", x=x, granularity="group", **options)
-                yield Sample(f"{rows}x{width} block", x=x, granularity="block")
-        if op == "quantize_fp8_dynamic":
-            yield Sample("matrices", x=r((2, 3, 130, 260), dtype), granularity="block")
-            yield Sample("tensor with gaps", x=r((70, 300), dtype)[:, 8:264], granularity="tensor")
-    elif op == "quantize_fp8":
-        for rows, width in ((3, 768), (300, 264), (2, 5001)):
-            yield Sample("rows", x=r((rows, width), dtype), scale=r((rows, 1), FP32).abs() + 0.01)
-            yield Sample("one", x=r((rows, width), dtype), scale=make.tensor(0.02, FP32))
-    elif op in ("quantize_mxfp8", "quantize_mxfp4"):
-        for rows, width in ((3, 768), (300, 64), (2, 2880), (2, 8192), (3, 8), (3, 40), (5, 34)):
-            yield Sample(f"{rows}x{width}", x=r((rows, width), dtype) * 5)
-    elif op in ("store_kvcache", "store_mla_kvcache"):
-        yield from store_samples(op, make, dtype)
-    else:
-        yield from rope_samples(op, make, dtype)
-
-
-def store_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sample]:
-    r, slots = make.randn, make.permutation(64, torch.int64)[:9]
-    for cache_dtype in (dtype, BF16, FP32, FP8, torch.float8_e5m2, torch.float8_e4m3fnuz):
-        for scale in (None, make.tensor([0.5], FP32)):
-            if op == "store_mla_kvcache":
-                cache = r((4, 16, 1, 576), cache_dtype)
-                yield Sample(
-                    short(cache_dtype),
-                    kv_c=r((9, 512), dtype),
-                    k_pe=r((9, 64), dtype),
-                    kv_cache=cache,
-                    slot_mapping=slots,
-                    scale=scale,
-                )
-                continue
-            caches = r((2, 4, 16, 8, 128), cache_dtype)
-            for heads, width in ((8, 128), (3, 40)):
-                k, v = r((9, heads, width), dtype), r((9, heads, width), dtype)
-                both = {"k_cache": caches[0, :, :, :heads, :width], "v_cache": caches[1, :, :, :heads, :width]}
-                yield Sample(short(cache_dtype), k=k, v=v, **both, slot_mapping=slots, k_scale=scale, v_scale=scale)
-
-
-def rope_samples(op: str, make: SampleMaker, dtype: torch.dtype) -> Iterator[Sample]:
-    r = make.randn
-    for tokens, heads, size, rotary, neox in (
-        (9, 16, 128, 128, True),
-        (9, 5, 128, 64, False),
-        (3, 4, 80, 48, True),
-        (2, 3, 64, 64, False),
-    ):
-        for angle_dtype in (dtype, FP32):
-            angle = make.randn((40, rotary // 2), FP32)
-            args = {
-                "positions": make.randint(-1, 41, (tokens,)),
-                "q": r((tokens, heads, size), dtype),
-                "k": r((tokens, 2, size), dtype),
-                "cos_sin_cache": torch.cat((angle.cos(), angle.sin()), -1).to(angle_dtype),
-                "is_neox": neox,
-            }
-            if op.endswith("store_kvcache_"):
-                for cache_dtype, scale in ((dtype, None), (FP8, make.tensor([0.5, 0.25], FP32))):
-                    caches = r((2, 4, 16, 2, size), cache_dtype)
-                    slots = make.permutation(64, torch.int64)[:tokens]
-                    slots[::4] = -1
-                    stored = {"v": r((tokens, 2, size), dtype), "k_cache": caches[0], "v_cache": caches[1]}
-                    yield Sample("large", **args, **stored, slot_mapping=slots, k_scale=scale, v_scale=scale)
-            else:
-                yield Sample("large", **args)
-
-
 @pytest.mark.usefixtures("emulated", "poison")
 @pytest.mark.parametrize("spec", [pytest.param(s, id=s.name) for s in NATIVE])
 def test_larger_calls(spec: KernelSpec) -> None:
@@ -226,6 +110,20 @@ def test_larger_calls(spec: KernelSpec) -> None:
             except Exception as error:
                 raise AssertionError(f"{spec.name}, {short(dtype)}, {sample.name}: {error}") from error
             ran += 1
+    assert ran
+
+
+@pytest.mark.usefixtures("emulated", "poison")
+@pytest.mark.parametrize("spec", [pytest.param(s, id=s.name) for s in NATIVE])
+def test_odd_widths_and_layouts(spec: KernelSpec) -> None:
+    """WID-01, NRM-02, LAY-01, ROP-01: bases and rows off any alignment, gaps between rows and between elements."""
+    ran = 0
+    for sample in layout_samples(spec.mode, SampleMaker(), BF16, WIDTHS.get(spec.mode, (7, 64))):
+        try:
+            compare(*run(spec, sample))
+        except Exception as error:
+            raise AssertionError(f"{spec.name}, {sample.name}: {error}") from error
+        ran += 1
     assert ran
 
 

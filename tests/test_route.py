@@ -165,8 +165,10 @@ def test_keyword_options_are_passed_by_position_and_land_where_they_belong() -> 
     given = tuple(range(8))
     for function in (last, first):  # the second cannot be rebuilt: `out` is not behind the options
         run = runners.make_runner(ops["mm"], mm_kernel(function, f"kernel_{function.__name__}"), "out")
-        run(*given, 8)
-        assert seen.pop() == (*given, 8)
+        out = torch.empty(1)
+        run(*given, out)
+        *rest, into = seen.pop()
+        assert tuple(rest) == given and into is out
     assert runners.by_position(ops["mm"], KernelRegistry.get().get_by_name("kernel_last"), ("out",)).__name__ == "last"
 
 

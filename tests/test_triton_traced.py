@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tskernel
 from tskernel import export
 from tskernel.backends.portable import _attention_launch as flash
+from tskernel.dispatch.platform import PlatformInfo, forget_platforms, set_platform
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -32,6 +34,24 @@ def sm90(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_active", Target())
     monkeypatch.setattr(flash, "chip_of", lambda _: flash.Chip(False, 227 << 10))
     monkeypatch.setattr(flash, "multiprocessors", lambda _: 132)
+
+
+@pytest.fixture(autouse=True)
+def no_number_of_a_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sizes that are symbols refuse True and False as numbers, as they do in torch 2.11."""
+
+    def strict(name: str) -> Callable[..., Any]:
+        plain = getattr(torch.SymInt, name)
+
+        def operate(self: torch.SymInt, other: Any) -> Any:
+            if isinstance(other, (bool, torch.SymBool)):
+                raise TypeError(f"{name} of a symbol and {other}")
+            return plain(self, other)
+
+        return operate
+
+    for name in ("add", "sub", "mul", "floordiv", "radd", "rsub", "rmul", "rfloordiv"):
+        monkeypatch.setattr(torch.SymInt, f"__{name}__", strict(f"__{name}__"))
 
 
 class Case(NamedTuple):
@@ -147,3 +167,32 @@ def test_the_body_is_in_the_graph_and_writes_its_results_only(name: str, dynamic
     for node in program.graph.nodes:
         if dynamic and node.op == "placeholder":
             assert isinstance(node.meta["val"].shape[0], torch.SymInt), "the body fixed a size"
+
+
+@pytest.fixture
+def made_up_device(sm90: None) -> Iterator[None]:
+    set_platform(torch.device("cuda", 0), PlatformInfo.named("sm90"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    forget_platforms()
+
+
+@pytest.mark.usefixtures("made_up_device")
+@pytest.mark.parametrize("name", CASES)
+def test_inline_mode_traces_the_body_also_where_every_size_is_a_symbol(name: str) -> None:
+    case, seen, mode = CASES[name], [], FakeTensorMode(allow_non_fake_inputs=True)
+
+    def keep(module: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(module.graph)
+        return module.forward
+
+    backend = aot_autograd(fw_compiler=keep, inference_compiler=keep)
+    compiled = torch.compile(Module(case.call), fullgraph=True, dynamic=True, backend=backend)
+    with torch.no_grad(), tskernel.inline(), tskernel.kernel_override("attention", name, "triton"), mode:
+        for rows in (5, 9):
+            compiled(*case.inputs(rows))
+    (graph,) = seen  # a second number of rows compiles nothing
+    assert not [n for n in graph.nodes if "tokenspeed" in str((n.target, n.args))]
+    found = [n for n in graph.nodes if "triton_kernel_wrapper_functional" in str(n.target)]
+    assert [set(n.kwargs["tensors_to_clone"]) for n in found] == case.launches

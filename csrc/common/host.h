@@ -10,6 +10,8 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <optional>
 
 #include "vector.h"
@@ -49,14 +51,55 @@ void launch(const Tensor&, const Launch& shape, void (*kernel)(P...), A... args)
     emulate::launch(shape.grid, shape.block, [=] { kernel(args...); });
 }
 #else
+#if defined(TSK_CUDA)
+// Whether a kernel may be launched before the one ahead of it in the stream has ended (see start()): sm_90 and later,
+// unless TSKERNEL_PDL is 0.
+inline bool early_launch(int device) {
+    static const bool wanted = [] {
+        const char* value = std::getenv("TSKERNEL_PDL");
+        return value == nullptr || value[0] != '0';
+    }();
+    static std::atomic<signed char> known[64] = {};
+    if (!wanted || device < 0 || device >= 64) return false;
+    if (known[device] == 0) {
+        int major = 0;
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+        known[device] = major >= 9 ? 1 : -1;
+    }
+    return known[device] > 0;
+}
+
+template <typename... P, typename... A>
+cudaError_t start_kernel(int device, const Launch& shape, void* stream, void (*kernel)(P...), A... args) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.grid;
+    config.blockDim = shape.block;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &early;
+    config.numAttrs = early_launch(device) ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+#else
+template <typename... P, typename... A>
+hipError_t start_kernel(int, const Launch& shape, void* stream, void (*kernel)(P...), A... args) {
+    // clang-format off: it parts the closing brackets
+    kernel<<<shape.grid, shape.block, 0, static_cast<hipStream_t>(stream)>>>(args...);
+    // clang-format on
+    return hipGetLastError();
+}
+#endif
+
 template <typename... P, typename... A>
 void launch(const Tensor& like, const Launch& shape, void (*kernel)(P...), A... args) {
-    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+    const int device = like.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = nullptr;
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "tskernel_native: this torch has no GPU support");
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
-    kernel<<<shape.grid, shape.block, 0, static_cast<TSK_RUNTIME(Stream_t)>(stream)> > >(args...);
-    const auto error = TSK_RUNTIME(GetLastError)();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    const auto error = start_kernel(device, shape, stream, kernel, args...);
     STD_TORCH_CHECK(error == TSK_RUNTIME(Success), "tskernel_native: launch: ", TSK_RUNTIME(GetErrorString)(error));
 }
 #endif

@@ -45,6 +45,16 @@ TSK_DEVICE float fast_divide(float a, float b) { return __fdividef(a, b); }
 TSK_DEVICE float inverse_root(float x) { return rsqrtf(x); }
 #endif
 
+// First in every kernel, before any access to memory. On Hopper and later a kernel is launched while the one before it
+// in the stream still runs (programmatic dependent launch), and has to wait for the results of that here; it lets its
+// own successor be launched at once, which then waits for it in the same way.
+TSK_DEVICE void start() {
+#if defined(TSK_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 TSK_DEVICE uint32_t float_bits(float x) {
 #if defined(TSK_EMULATE)
     uint32_t u;

@@ -101,6 +101,7 @@ struct Result {
 
 template <typename T, int N, int ACTIVATION>
 __global__ void __launch_bounds__(256) gated_kernel(TSK_ARGS Source source, TSK_ARGS Result result, unsigned chunks) {
+    start();
     const Tile tile = tile_of(blockIdx.x, chunks);
     const int64_t i = tile.access * N;
     if (tile.row >= source.rows || i >= source.width) return;

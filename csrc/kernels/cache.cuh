@@ -96,6 +96,7 @@ struct StoreArgs {
 // A block serves one token, or a part of it: `chunks` blocks of blockDim.x accesses each.
 template <typename T, int N>
 __global__ void __launch_bounds__(256) store_kernel(TSK_ARGS StoreArgs args, unsigned chunks) {
+    start();
     const int64_t token = blockIdx.x / chunks;
     const int64_t slot = args.slots[token];
     if (slot < 0 || slot >= args.cache[0].slots) return;

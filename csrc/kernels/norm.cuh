@@ -50,6 +50,7 @@ TSK_DEVICE float reduce_row(float v) {
 // N values per access, K accesses per thread; SMALL: the team is a power of two of at most 32 lanes.
 template <typename T, typename W, int N, int K, bool SMALL, int MODE>
 __global__ void __launch_bounds__(most_threads(K)) norm_kernel(TSK_ARGS NormArgs args) {
+    start();
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const bool second = row >= args.part[0].rows && row < args.rows;
     const NormRows& part = args.part[second ? 1 : 0];
@@ -157,6 +158,7 @@ __global__ void __launch_bounds__(most_threads(K)) norm_kernel(TSK_ARGS NormArgs
 // Rows that do not fit into registers: read once per statistic and once more for the result.
 template <typename T, typename W, int MODE>
 __global__ void __launch_bounds__(1024) norm_long_kernel(TSK_ARGS NormArgs args) {
+    start();
     const int64_t row = blockIdx.x;
     const bool second = row >= args.part[0].rows;
     const NormRows& part = args.part[second ? 1 : 0];

@@ -105,6 +105,7 @@ struct Scales {
 template <typename T, int N, int ACTIVATION>
 __global__ void __launch_bounds__(256)
     scaled_kernel(TSK_ARGS Source source, TSK_ARGS Target target, TSK_ARGS Scales scales, unsigned chunks) {
+    start();
     const Tile tile = tile_of(blockIdx.x, chunks);
     const int64_t i = tile.access * N;
     const bool live = tile.row < source.rows && i < source.width;
@@ -132,6 +133,7 @@ __global__ void __launch_bounds__(256)
 template <typename T, int N>
 __global__ void __launch_bounds__(256)
     amax_kernel(TSK_ARGS Source source, float* partials, unsigned chunks, unsigned tiles) {
+    start();
     __shared__ float parts[8];
     float m = 0.0f;
     for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -155,6 +157,7 @@ __global__ void __launch_bounds__(256)
 // One scale per row; the row is held in registers. A team of 32 may share its block with others.
 template <typename T, int N, int K, int ACTIVATION>
 __global__ void __launch_bounds__(most_threads(K)) token_kernel(TSK_ARGS Source source, TSK_ARGS Target target) {
+    start();
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int team = int(blockDim.x), lane = int(threadIdx.x);
     const int count = row < source.rows ? int(source.width / N) : 0;
@@ -186,6 +189,7 @@ __global__ void __launch_bounds__(most_threads(K)) token_kernel(TSK_ARGS Source 
 template <typename T, int N, int ACTIVATION>
 __global__ void __launch_bounds__(256)
     group_kernel(TSK_ARGS Source source, TSK_ARGS Target target, int lanes, unsigned chunks) {
+    start();
     const Tile tile = tile_of(blockIdx.x, chunks);
     const int64_t i = tile.access * N;
     const bool live = tile.row < source.rows && i < source.width;
@@ -226,6 +230,7 @@ __global__ void __launch_bounds__(256)
 template <typename T, int ACTIVATION>
 __global__ void __launch_bounds__(256) any_group_kernel(TSK_ARGS Source source, TSK_ARGS Target target, int64_t group,
                                                         int64_t height, int64_t matrix, int64_t units) {
+    start();
     const int64_t unit = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int team = int(blockDim.x), lane = int(threadIdx.x);
     const int64_t across = (source.width + group - 1) / group, down = (matrix + height - 1) / height;

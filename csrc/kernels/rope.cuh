@@ -112,6 +112,7 @@ TSK_DEVICE void turn_neighbours(const RopeArgs& args, int which, int64_t token, 
 // Items of a token: for each head of queries and keys the pairs, then the channels that do not turn; then values.
 template <typename T, int N, bool NEOX>
 __global__ void __launch_bounds__(256) rope_kernel(TSK_ARGS RopeArgs args, unsigned chunks) {
+    start();
     const int64_t token = blockIdx.x / chunks;
     int item = int(blockIdx.x % chunks) * int(blockDim.x) + int(threadIdx.x);
     int64_t slot = -1;

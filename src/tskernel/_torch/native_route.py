@@ -10,7 +10,7 @@ from torch import Tensor
 from tskernel._torch.binding import Binding, sources
 from tskernel._torch.execute import call_device, execute
 from tskernel._torch.gate import GATE
-from tskernel._torch.runners import Runner, plan_of
+from tskernel._torch.runners import Runner, is_dense, plan_of
 from tskernel.dispatch.overrides import any_scope_open
 from tskernel.dispatch.registry import KernelRegistry
 
@@ -55,7 +55,7 @@ class NativeRoute:
         generation = registry.generation
         result, run = execute(self.op, form, arguments, out, override)
         if run is not None:
-            plan = self._plan(form, arguments, run, result)
+            plan = self._plan(form, arguments, out, run, result)
             with registry.lock:
                 if not any_scope_open() and registry.generation == generation:
                     self._remember(slots, *plan)
@@ -70,13 +70,15 @@ class NativeRoute:
                 results, operator = None, (None, ())
         self.memory.remember(slots, run, results, device, *operator)
 
-    def _plan(self, form: str, arguments: Sequence[Any], run: Runner, result: Any) -> tuple[Any, ...]:
+    def _plan(
+        self, form: str, arguments: Sequence[Any], out: Tensor | None, run: Runner, result: Any
+    ) -> tuple[Any, ...]:
         """Return what to call, the results to allocate before, the device to be on, and an operator to call instead."""
         plan = plan_of(run)
         device = call_device(self.op, arguments) if plan.on_device else None
         results = result if isinstance(result, tuple) else (result,)
         by_look = self.op.sized_by_look and all(type(t) is Tensor for t in results)
-        binding = plan.binding
+        binding = plan.binding if out is None or is_dense(out) else None  # else the runner writes it in two steps
         if binding is not None and (form == "out" or self.op.mutates):
             return plan.run, None, device, *self._operator(binding, allocated=False)
         if binding is not None and by_look:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tskernel._torch.binding import Binding
 from tskernel.dispatch.registry import KernelSpec, argument_names
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from tskernel.library import Op
 
 Runner = Callable[..., Any]
+Allocator = Callable[[Sequence[Any]], Any]
 
 
 class Plan(NamedTuple):
     """What a runner does, for a caller that can allocate results and set the device itself.
 
     ``into`` takes the results behind the arguments, where the runner allocates them; ``binding`` is the operator that
-    does all of the kernel's work, if it says so.
+    does all of the kernel's work, if it says so and is given an ``out`` as a kernel is (``is_dense``).
     """
 
     run: Runner
@@ -43,20 +45,42 @@ def call_with(op: Op, function: Callable[..., Any], arguments: Sequence[Any], **
     return function(*arguments[:n], **dict(zip(op.arguments[n:], arguments[n:], strict=True)), **extra)
 
 
+def is_dense(out: Tensor) -> bool:
+    """Whether a kernel may write into a caller's ``out`` itself: its rows are of consecutive elements."""
+    return out.dim() == 0 or out.stride(-1) == 1
+
+
 def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
     """Return the runner of a form through a kernel.
 
-    Allocation and copies live here, so that a kernel states only how it produces its result.
+    Allocation and copies live here, so that a kernel states only how it produces its result: the last stride of an
+    ``out`` that it is given is 1, whatever the caller's is. A runner serves calls whose tensors and options look like
+    those of its first call, and remembers what that allocated.
     """
     extra = ("out", "lse") if form == "lse" and spec.writes_out else ("return_lse",) if form == "lse" else ()
     kernel = by_position(op, spec, extra or (("out",) if spec.writes_out else ()))
     count = len(op.arguments)
+    allocate: Allocator | None = None
 
     def copy(*a: Any) -> None:
         a[count].copy_(kernel(*a[:count]))
 
+    def fill(*a: Any) -> None:
+        out: Tensor = a[count]
+        if is_dense(out):
+            kernel(*a)
+            return
+        staged = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        kernel(*a[:count], staged)
+        out.copy_(staged)
+
     def write(*a: Any) -> Any:
-        out = op.allocate(a)
+        nonlocal allocate
+        if allocate is None:
+            out = op.allocate(a)
+            allocate = _allocator(op, a, out)
+        else:
+            out = allocate(a)
         kernel(*a, out)
         return out
 
@@ -72,13 +96,30 @@ def make_runner(op: Op, spec: KernelSpec, form: str) -> Runner:
     if form == "lse":
         made = write_both if spec.writes_out else with_lse
     elif form == "out":
-        made = kernel if spec.writes_out else copy
+        made = fill if spec.writes_out else copy
     else:
         made = write if spec.writes_out else kernel
     binding = getattr(spec.function, "binding", None)
     if binding is not None and made not in (copy, with_lse) and (form == "lse") == ("lse" in binding.arguments):
         vars(made)["binding"] = binding
     return made
+
+
+def _allocator(op: Op, arguments: Sequence[Any], first: Any) -> Allocator:
+    """Return what allocates an output like ``first``, that of a call with these arguments.
+
+    The op's own hook works shapes and dtypes out in Python, which costs more than the allocation.
+    """
+    if type(first) is not Tensor or not first.is_contiguous():
+        return op.allocate
+    if not set(op.dynamic).isdisjoint(argument_names(op._raw_hooks["fake"])):  # what no look covers
+        return op.allocate
+    shape, strides, dtype, device = first.shape, first.stride(), first.dtype, first.device
+    for i in op.signature.tensors:
+        like = arguments[i]
+        if like is not None and (like.shape, like.stride(), like.dtype, like.device) == (shape, strides, dtype, device):
+            return lambda a: torch.empty_like(a[i])  # twice as fast as with a shape and a dtype
+    return lambda a: torch.empty(shape, dtype=dtype, device=device)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor
 from tskernel._torch.execute import named
 from tskernel.dispatch.platform import PlatformInfo
 from tskernel.dispatch.ranking import Request, not_found, ranking, reject_reason
-from tskernel.dispatch.registry import KernelSpec
+from tskernel.dispatch.registry import KernelRegistry, KernelSpec
 
 if TYPE_CHECKING:
     from tskernel.library import Op
@@ -30,19 +30,24 @@ def choose(
 ) -> KernelSpec:
     """Return the kernel for a call with fake tensors.
 
-    With ``for_all_sizes`` a kernel whose ``rejects`` would have to know a symbolic size is passed over; without, the
-    tracer is asked, which guards on the answer. A kernel that restricts a trait whose value is symbolic never fits.
-    Measured times, which belong to sizes, are not asked.
+    With ``for_all_sizes`` a kernel that restricts a trait whose value is symbolic, or whose ``rejects`` would have to
+    know a symbolic size, is passed over; without, the tracer is asked, which guards on the answer. Measured times,
+    which belong to sizes, are not asked.
     Raises: NoKernelFoundError or OverrideError with every candidate's reason.
     """
     traits = op.traits_of(arguments, return_lse=form == "lse")
-    symbolic = {name for name, value in traits.items() if isinstance(value, torch.SymInt)}
+    symbolic = {name: value for name, value in traits.items() if isinstance(value, torch.SymInt)}
     static = {name: op.trait_defaults[name] if name in symbolic else value for name, value in traits.items()}
     request = Request(op, platform, op.formats_of(arguments), static, choice=choice)
+    if not for_all_sizes:
+        read = _read_traits(request)
+        known = {name: int(value) for name, value in symbolic.items() if name in read and value.node.has_hint()}
+        request = request._replace(traits={**static, **known})
+        symbolic = {name: value for name, value in symbolic.items() if name not in known}
     found, values = ranking(request), named(op, arguments, out)
     reasons = dict(found.reasons)
     for spec in found.fits:
-        if limited := sorted(symbolic & spec.traits.keys()):
+        if limited := sorted(symbolic.keys() & spec.traits.keys()):
             reasons[spec.name] = f"{limited[0]} is dynamic in this graph"
             continue
         why = _reject_reason_for_all(spec, values) if for_all_sizes else reject_reason(spec, values)
@@ -50,6 +55,16 @@ def choose(
             return spec
         reasons[spec.name] = why
     raise not_found(request, reasons)
+
+
+def _read_traits(request: Request) -> set[str]:
+    """Return the traits that decide among the kernels of the platform, or about the chosen one."""
+    names: set[str] = set()
+    for spec in KernelRegistry.get().kernels_of(request.operator.name):
+        chosen = request.choice is None or request.choice[0] in (spec.name, spec.solution)
+        if chosen and spec.unfit(request.platform) is None:
+            names.update(spec.traits, *[wanted for wanted, _ in spec.priorities])
+    return names
 
 
 def _reject_reason_for_all(spec: KernelSpec, values: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,6 @@
 # ruff: noqa: ANN001, ANN202
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportArgumentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 """Flash attention for Hopper in Gluon: a producer warp and two or three consumer warpgroups, persistent.
 
 A tile of work is ``CONSUMERS x 64`` rows of one KV head: tokens of one sequence times the ``PACK`` query heads that are

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tskernel.backends.compile_case import CompileCase
 from tskernel.backends.cuda import _flash_gluon as device
+from tskernel.backends.portable._attention_tiles import multiprocessors
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.signature import same_formats
 
@@ -89,12 +90,6 @@ def unsuitable(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor | None, ...
     if scale is not None and scale <= 0.0:
         return f"softmax_scale is {scale}; the program takes the maximum before scaling, which needs it positive"
     return None
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from tskernel.backends.compile_case import CompileCase, descriptor
 from tskernel.backends.cuda import _mla_few_gluon as few
 from tskernel.backends.cuda import _mla_gluon as device
 from tskernel.backends.plans import Plans
+from tskernel.backends.portable._attention_tiles import multiprocessors, pow2
 from tskernel.backends.triton_launch import Prepared, prepare
 from tskernel.dispatch.platform import CapabilityRequirement
 from tskernel.dispatch.signature import same_formats
@@ -51,12 +52,6 @@ def unsuitable(q: Tensor, kv_cache: Tensor) -> str | None:
             "multiples of 16 bytes"
         )
     return None
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class _Address(NamedTuple):
@@ -142,7 +137,7 @@ def join_sizes(batch: int, rows: int, tiles: int, slots: int) -> dict[str, int]:
     One row while there are few, for speed. With equal lengths a tile is cut into ``slots / tiles`` parts.
     """
     take = 1 if batch * rows <= 2048 else 4 if batch * rows <= 32768 else 16
-    parts = min(32, max(4, _pow2(slots // (batch * tiles) + 1)))
+    parts = min(32, max(4, pow2(slots // (batch * tiles) + 1)))
     return {"TAKE": take, "PARTS": parts, "WARPS": 1 if parts > 8 else 4}
 
 
@@ -234,12 +229,8 @@ def _nothing(out: Tensor, lse: Tensor | None) -> None:
         lse.fill_(float("-inf"))
 
 
-def _pow2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 def _constants(page: int, batch: int, plan: Plan, lse: bool) -> dict[str, Any]:
-    return {"PAGE": page, "BLOCK_B": max(32, _pow2(batch)), "LEAST": plan.least, "EXTRA": plan.extra, "LSE": lse}
+    return {"PAGE": page, "BLOCK_B": max(32, pow2(batch)), "LEAST": plan.least, "EXTRA": plan.extra, "LSE": lse}
 
 
 def decode_case(name: str, *, page: int, height: int = BLOCK, batch: int = 64, lse: bool = True) -> CompileCase:

@@ -254,10 +254,12 @@ def _flags(how: How, given: Given) -> dict[str, Any]:
 def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> list[_Launch]:
     """Return kernel, grid, arguments and options of the launches of a call."""
     q, k, v, out, lse, table = given.q, given.k, given.v, given.out, given.lse, given.table
-    (rows, heads, width), value_width, kv_heads = q.shape, v.shape[-1], k.shape[-2]
+    rows, heads, kv_heads = q.shape[0], q.shape[1], k.shape[-2]
+    # A program is compiled for these: where a traced size is a symbol, the graph then holds for this value alone.
+    width, value_width, group = int(q.shape[2]), int(v.shape[-1]), int(heads // kv_heads)
+    page = 0 if table is None else int(k.shape[1])
     c, (splits, spread), ragged = choice.config, choice.cut, given.cu_q is not None
-    main, tail = widths(width)
-    group, page, d_v = heads // kv_heads, 0 if table is None else k.shape[1], max(16, pow2(value_width))
+    (main, tail), d_v = widths(width), max(16, pow2(value_width))
     factor = how.scale * LOG2E * (2 / how.cap if how.cap else 1.0)
     # Counts that change from call to call are 0 where unused: there is one program per kind of number, as 1 or 16 n.
     columns, table_row = (0, 0) if table is None else (table.shape[1], table.stride(0))
@@ -266,12 +268,12 @@ def _launches(how: How, given: Given, choice: Choice, work: Tensor | None) -> li
     deal_at = lse_at + rows * heads * splits if work is not None and spread else 0
     q_len = 0 if ragged else how.max_q
     span = choice.tiles * (1 if spread else splits)
-    places = choice.batch * splits if spread else choice.batch + ragged
+    places = choice.batch * splits if spread else choice.batch + (1 if ragged else 0)
     grid = (kv_heads, span, places) if choice.flags["KV_FIRST"] else (span, kv_heads, places)
     values = (
-        *given[:5], work, *given[5:], factor, how.cap * LOG2E, how.window, rows * ragged, heads, q_len, k.shape[0],
-        columns, splits, choice.batch if spread else 0, spread, lse_at, deal_at, *q.stride()[:2], *_steps(k),
-        *_steps(v), *out_strides, table_row, *map(_step, (given.q_scale, given.k_scale, given.v_scale)),
+        *given[:5], work, *given[5:], factor, how.cap * LOG2E, how.window, rows if ragged else 0, heads, q_len,
+        k.shape[0], columns, splits, choice.batch if spread else 0, spread, lse_at, deal_at, *q.stride()[:2],
+        *_steps(k), *_steps(v), *out_strides, table_row, *map(_step, (given.q_scale, given.k_scale, given.v_scale)),
     )  # fmt: skip
     options = {
         "D": width, "DV": value_width, "D_MAIN": main, "D_TAIL": tail, "D_V": d_v, "GROUP": group, "PAGE": page,

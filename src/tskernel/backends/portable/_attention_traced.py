@@ -1,7 +1,9 @@
 """The host side of the Triton attention programs while a graph is traced: sizes may be symbols, nothing has an address.
 
 Tiles and the number of parts are chosen for the sizes of the example inputs and serve all others too: the device
-programs derive their ranges from the true lengths. No size is asked for, so no guard is made.
+programs derive their ranges from the true lengths. No number of tokens, pages or sequences is asked for, so none is
+guarded on. What a program is compiled for (widths, query heads per KV head, page, scale) is: a compiled function for
+which these are symbols too, as with ``dynamic=True``, holds for the values seen.
 """
 
 from __future__ import annotations
@@ -78,10 +80,12 @@ def _attend(
     v_scale: Tensor | None = None,
 ) -> None:
     """Record the launches that ``flash.attend`` would make."""
-    shared_v = same_start(k, v) and k.stride() == v.stride() and flash.widths(q.shape[-1])[0] == v.shape[-1]
+    starts = same_start(k, v) and k.stride() == v.stride()
+    shared_v = starts and flash.widths(int(q.shape[-1]))[0] == int(v.shape[-1])
     given = flash._dense(flash.Given(q, k, v, out, lse, cu_q, cu_k, table, lengths, sinks, q_scale, k_scale, v_scale))
     # Nothing is known of where values will be: never read two of a byte as one number.
-    how = flash.How(max_q, max_k, scale, causal, window, cap, None, shared_v, v.dtype in FP8)
+    numbers = float(scale), causal, int(window), float(cap)
+    how = flash.How(max_q, max_k, *numbers, None, shared_v, v.dtype in FP8)
     choice = _choice(how, given)
     floats = flash._floats(choice, given)
     work = torch.empty(floats, dtype=torch.float32, device=q.device) if choice.cut.splits > 1 else None
@@ -98,7 +102,7 @@ def _choice(how: flash.How, given: flash.Given) -> flash.Choice:
         choice = flash._choose(example._replace(config=choice.config._replace(dealt=False)), looks)
     ends = given.lengths if given.lengths is not None else given.cu_k
     batch = 0 if ends is None else ends.shape[0] - (1 if given.lengths is None else 0)
-    group = given.q.shape[1] // given.k.shape[-2]
+    group = int(given.q.shape[1] // given.k.shape[-2])
     most = how.max_q if given.cu_q is None else torch.sym_max(1, torch.sym_min(how.max_q, given.q.shape[0]))
     tiles = (most * group + choice.config.block_m - 1) // choice.config.block_m
     return choice._replace(tiles=tiles, batch=batch)

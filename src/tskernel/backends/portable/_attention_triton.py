@@ -293,10 +293,10 @@ def _attend(
 ):
     """One tile of queries of one KV head of one sequence, over one share of its keys.
 
-    ``work`` holds the parts; their LSEs follow from ``work_lse`` on, and from ``work_deal`` on what ``_deal`` found.
-    The lengths are loaded here and not in a function: torch's analysis of what a program writes follows an address back
-    through calls, and would take what they load from for written.
+    ``work`` holds the parts, from ``work_lse`` on their LSEs, from ``work_deal`` on what ``_deal`` found. Lengths are
+    loaded here: torch's analysis of what a program writes would take what a function loads them from for written.
     """
+    scale, cap = tl.full([], scale, tl.float32), tl.full([], cap, tl.float32)  # Inductor passes numbers in double
     kv_head, tile, tiles, seq, split = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2), 0
     if not KV_FIRST:
         kv_head, tile, tiles = tile, kv_head, tl.num_programs(0)
@@ -311,9 +311,8 @@ def _attend(
         tile, tiles, split = tile // splits, tiles // splits, tile % splits
     if RAGGED:  # noqa: SIM102
         if seq == tl.num_programs(2) - 1:
-            kv_heads = heads // GROUP
             _clear(out, lse, part_lse, tl.load(cu_q + seq), rows, heads, out_row, out_head, lse_row, lse_head,
-                   kv_head + tile * kv_heads, kv_heads * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
+                   kv_head + tile * (heads // GROUP), heads // GROUP * tiles, split, splits, DV, D_V, 16, LSE, SPLIT)
             return
     q_start = (tl.load(cu_q + seq) if RAGGED else seq * q_len).to(tl.int64)
     q_len = (tl.load(cu_q + seq + 1) - q_start).to(tl.int32) if RAGGED else q_len

@@ -53,7 +53,7 @@ def _launch(
     a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, int]]:
     """Return grid, arguments and options of the launch. A program whose rows are none writes nothing."""
-    rows, heads, width = out.shape
+    (rows, heads), width = out.shape[:2], int(out.shape[2])
     padded = flash.pow2(width)
     block = max(1, 2048 // padded)
     strides = (*a.stride()[:2], *b.stride()[:2], *lse_a.stride(), *lse_b.stride())

@@ -68,6 +68,8 @@ def mha_decode_with_kvcache(
 
 def compile_cases(chip: flash.Chip) -> list[flash.Case]:
     """Return what cross-compilation tests build, for a chip."""
+    inductor = flash.case(chip, "numbers in double, from Inductor", page=64, group=8, width=128, rows=8)
+    inductor.signature.update(scale="fp64", cap="fp64")
     return [
         flash.case(chip, "one row of one head", page=1, rows=1, group=1, width=40, splits=2, ones=True),
         flash.case(chip, "page 64, parts", page=64, group=8, width=128, rows=8, splits=8),
@@ -75,6 +77,7 @@ def compile_cases(chip: flash.Chip) -> list[flash.Case]:
         flash.case(chip, "fp8 KV, page 64", page=64, group=8, width=128, rows=8, kv="fp8e5", CAUSAL=False),
         flash.case(chip, "page 64, dealt", page=64, group=8, width=128, rows=8, batch=64, CAUSAL=False),
         flash.case(chip, "page 64, dealt parts", page=64, group=8, width=128, rows=8, batch=256, splits=2),
+        inductor,
         flash.join_case(),
         flash.join_case(dealt=True),
     ]
