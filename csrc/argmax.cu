@@ -21,7 +21,7 @@ void argmax(Tensor logits, Tensor out, Tensor partial) {
     });
     if (v.chunks == 1) return;
     const Launch join{dim3(unsigned(ceil_div(view.rows, GROUPS))), dim3(BLOCK)};
-    launch_after(logits, join, join_argmax_kernel, words, result, view.rows, v.chunks);
+    launch(logits, join, join_argmax_kernel<MOST_CHUNKS>, words, result, view.rows, v.chunks);
 }
 
 }  // namespace tsk

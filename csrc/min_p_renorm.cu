@@ -17,8 +17,8 @@ void min_p_renorm(Tensor probs, Tensor min_p, Tensor out, Tensor workspace) {
         using T = decltype(t);
         const Launch shape = view.shape();
         launch(probs, shape, maxima_kernel<T, n, PROBS>, v, work, 0);
-        launch_after(probs, shape, min_p_mass_kernel<T, n>, v, share, work);
-        launch_after(probs, shape, min_p_kernel<T, n>, v, share, work, static_cast<T*>(out.data_ptr()));
+        launch(probs, shape, min_p_mass_kernel<T, n>, v, share, work);
+        launch(probs, shape, min_p_kernel<T, n>, v, share, work, static_cast<T*>(out.data_ptr()));
     });
 }
 

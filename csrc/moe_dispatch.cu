@@ -2,7 +2,6 @@
 #include "kernels/dispatch.cuh"
 
 #include "common/ids_host.h"
-#include "common/sequence.h"
 
 namespace tsk {
 
@@ -33,9 +32,9 @@ void moe_dispatch(Tensor topk_ids, std::optional<Tensor> expert_map, Tensor sort
                     "tskernel_native: counts: expected ", need, " elements of int32");
     args.counts = static_cast<Word*>(counts.data_ptr());
     const Launch shape{dim3(unsigned(args.segments)), dim3(DISPATCH_THREADS)};
-    if (args.segments == 1) return launch(topk_ids, shape, dispatch_kernel, args);
-    launch(topk_ids, shape, count_kernel, args);
-    launch_after(topk_ids, shape, dispatch_kernel, args);
+    if (args.segments == 1) return launch(topk_ids, shape, dispatch_kernel<SLOTS_PER_THREAD>, args);
+    launch(topk_ids, shape, count_kernel<SLOTS_PER_THREAD>, args);
+    launch(topk_ids, shape, dispatch_kernel<SLOTS_PER_THREAD>, args);
 }
 
 }  // namespace tsk

@@ -15,9 +15,9 @@ void renorm(const Tensor& probs, const Rules& rules, const Tensor& out, const Te
         using T = decltype(t);
         const Launch shape = view.shape();
         launch(probs, shape, maxima_kernel<T, n, PROBS>, v, work, BINS);
-        launch_after(probs, shape, histogram_kernel<T, n, PROBS>, v, rules, work);
-        launch_after(probs, shape, list_kernel<T, n, PROBS>, v, rules, work, static_cast<int*>(nullptr));
-        launch_after(probs, shape, renorm_kernel<T, n>, v, work, static_cast<T*>(out.data_ptr()));
+        launch(probs, shape, histogram_kernel<T, n, PROBS>, v, rules, work);
+        launch(probs, shape, list_kernel<T, n, PROBS>, v, rules, work, static_cast<int*>(nullptr));
+        launch(probs, shape, renorm_kernel<T, n>, v, work, static_cast<T*>(out.data_ptr()));
     });
 }
 

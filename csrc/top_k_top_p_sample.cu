@@ -22,9 +22,9 @@ void top_k_top_p_sample(Tensor logits, Tensor top_k, Tensor top_p, Tensor temper
         using T = decltype(t);
         const Launch shape = view.shape();
         launch(logits, shape, maxima_kernel<T, n, LOGITS>, v, work, BINS);
-        launch_after(logits, shape, histogram_kernel<T, n, LOGITS>, v, rules, work);
-        launch_after(logits, shape, list_kernel<T, n, LOGITS>, v, rules, work, drawn);
-        launch_after(logits, shape, race_kernel<T, n>, v, rules, work, drawn);
+        launch(logits, shape, histogram_kernel<T, n, LOGITS>, v, rules, work);
+        launch(logits, shape, list_kernel<T, n, LOGITS>, v, rules, work, drawn);
+        launch(logits, shape, race_kernel<T, n>, v, rules, work, drawn);
     });
 }
 

@@ -1,4 +1,6 @@
 // verify_chain_greedy. Leviathan et al. 2023, https://arxiv.org/abs/2211.17192.
+#include "kernels/verify.cuh"
+
 #include "common/ids_host.h"
 
 namespace tsk {
@@ -13,7 +15,7 @@ void verify_chain_greedy(Tensor draft_tokens, Tensor target_ids, Tensor accepted
     if (rows == 0) return;
     const unsigned teams = rows > MANY_BLOCKS ? 4 : 1;
     const Launch shape{dim3(unsigned(ceil_div(rows, teams))), dim3(LANES, teams)};
-    launch(draft_tokens, shape, verify_kernel, draft, target, accepted, out, rows, int(drafted));
+    launch(draft_tokens, shape, verify_kernel<LANES>, draft, target, accepted, out, rows, int(drafted));
 }
 
 }  // namespace tsk

@@ -1,8 +1,8 @@
 // Describes integer ids.
 #pragma once
 
-#include "../kernels/verify.cuh"
 #include "host.h"
+#include "ids.h"
 
 namespace tsk {
 

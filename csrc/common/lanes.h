@@ -1,4 +1,4 @@
-// What threads tell each other beyond sums of floats: words of other lanes, votes, scans, atomics, the order of launches.
+// What threads tell each other beyond sums of floats: words of other lanes, votes, scans, atomics.
 // A group is 32 lanes on every platform, also where a wave has 64.
 #pragma once
 
@@ -143,20 +143,6 @@ TSK_DEVICE Word lanes_equal(Word v) {
 template <typename T>
 TSK_DEVICE T peek(const T* p) {
     return *const_cast<const volatile T*>(p);
-}
-
-// Launches of one call follow each other closely (common/sequence.h): a kernel may begin while the one before it still
-// runs, and then waits here, before its first look at memory, for all that was written.
-TSK_DEVICE void after_previous() {
-#if defined(TSK_CUDA) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-TSK_DEVICE void before_next() {
-#if defined(TSK_CUDA) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 // Words that order like the floats, -0 and +0 being equal; of NaN nothing is said.

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "../kernels/vocab.cuh"
-#include "sequence.h"
+#include "host.h"
 
 namespace tsk {
 
-constexpr int64_t FEW_VALUES = 1024;       // a chunk with fewer gives no block enough to do
-constexpr int64_t BLOCKS_AT_ONCE = 1056;   // eight for each of an H200's 132 multiprocessors
+constexpr int64_t FEW_VALUES = 1024;  // a chunk with fewer gives no block enough to do
+constexpr int64_t MANY_CHUNKS = 792;   // blocks of a launch: two rounds of three for each of an H200's multiprocessors
 
 struct VocabView {
     Vocab vocab{};
@@ -34,7 +34,7 @@ struct VocabView {
     void cut_up(int64_t n) {
         if (rows == 0) return;
         const int64_t width = vocab.width, useful = ceil_div(width, FEW_VALUES);
-        int64_t chunks = std::min<int64_t>({useful, MOST_CHUNKS, ceil_div(BLOCKS_AT_ONCE, rows)});
+        const int64_t chunks = std::min<int64_t>({useful, MOST_CHUNKS, std::max<int64_t>(1, MANY_CHUNKS / rows)});
         const int64_t span = ceil_div(ceil_div(width, chunks), BLOCK * n) * BLOCK * n;
         vocab.span = int(span);
         vocab.chunks = unsigned(ceil_div(width, span));

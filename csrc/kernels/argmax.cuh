@@ -8,8 +8,8 @@ namespace tsk {
 // Of every chunk, its best rank; a row that is one chunk is finished.
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK) argmax_kernel(TSK_ARGS Vocab v, Wide* partial, int* out) {
+    start();
     const Place here(v);
-    before_next();
     float best = minus_infinity();
     int at = here.first + int(threadIdx.x) * N;
     const bool any = at < here.last;
@@ -26,14 +26,15 @@ __global__ void __launch_bounds__(BLOCK) argmax_kernel(TSK_ARGS Vocab v, Wide* p
         partial[here.row * MOST_CHUNKS + here.chunk] = most;
 }
 
-// A group of lanes for each row.
-inline __global__ void __launch_bounds__(BLOCK)
+// A group of lanes for each row; STRIDE words of partial results.
+template <int STRIDE>
+__global__ void __launch_bounds__(BLOCK)
     join_argmax_kernel(const Wide* partial, int* out, int64_t rows, unsigned chunks) {
-    after_previous();
+    start();
     const int64_t row = int64_t(blockIdx.x) * GROUPS + threadIdx.x / LANES;
     Wide best = 0;
     for (unsigned i = threadIdx.x % LANES; row < rows && i < chunks; i += LANES) {
-        const Wide r = partial[row * MOST_CHUNKS + i];
+        const Wide r = partial[row * STRIDE + i];
         best = best > r ? best : r;
     }
     best = lanes_max(best);

@@ -1,8 +1,8 @@
 // A stable counting sort of slots by expert, every expert's places padded to whole blocks.
 #pragma once
 
+#include "../common/ids.h"
 #include "route.cuh"
-#include "verify.cuh"
 
 namespace tsk {
 
@@ -10,6 +10,8 @@ constexpr int DISPATCH_THREADS = 1024;
 constexpr int DISPATCH_TEAMS = DISPATCH_THREADS / LANES;
 constexpr int SLOTS_PER_THREAD = 4;
 constexpr int SEGMENT = DISPATCH_THREADS * SLOTS_PER_THREAD;  // slots of a block
+
+// In the kernels, SLOTS is SLOTS_PER_THREAD.
 
 struct DispatchArgs {
     Ids ids;
@@ -32,14 +34,15 @@ TSK_DEVICE int expert_of(const DispatchArgs& args, int slot) {
 }
 
 // The first of two launches: slots of every expert in every segment.
-inline __global__ void __launch_bounds__(DISPATCH_THREADS) count_kernel(TSK_ARGS DispatchArgs args) {
+template <int SLOTS>
+__global__ void __launch_bounds__(DISPATCH_THREADS, 1) count_kernel(TSK_ARGS DispatchArgs args) {
+    start();
     __shared__ Word count[MOST_EXPERTS + 1];
-    before_next();
     for (int e = int(threadIdx.x); e <= args.experts; e += DISPATCH_THREADS) count[e] = 0;
     __syncthreads();
-    const int first = int(blockIdx.x) * SEGMENT + int(threadIdx.x);
+    const int first = int(blockIdx.x) * (DISPATCH_THREADS * SLOTS) + int(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < SLOTS_PER_THREAD; ++i) {
+    for (int i = 0; i < SLOTS; ++i) {
         const int slot = first + i * DISPATCH_THREADS;
         if (slot < args.slots) atomic_add(&count[expert_of(args, slot)], Word(1));
     }
@@ -77,20 +80,22 @@ TSK_DEVICE void fill_rest(const DispatchArgs& args, const Word* start, const Wor
 }
 
 // The only launch of one segment, or the second one of several.
-inline __global__ void __launch_bounds__(DISPATCH_THREADS) dispatch_kernel(TSK_ARGS DispatchArgs args) {
+template <int SLOTS>
+__global__ void __launch_bounds__(DISPATCH_THREADS, 1) dispatch_kernel(TSK_ARGS DispatchArgs args) {
+    start();
     __shared__ uint16_t ahead[DISPATCH_TEAMS][MOST_EXPERTS + 1];  // slots of an expert in earlier teams
     __shared__ Word start[MOST_EXPERTS + 1], total[MOST_EXPERTS], earlier[MOST_EXPERTS];
     const int lane = int(threadIdx.x) % LANES, team = int(threadIdx.x) / LANES, me = int(threadIdx.x);
     for (int e = lane; e <= args.experts; e += LANES) ahead[team][e] = 0;
     lanes_sync();
     // A team walks through neighbouring slots in order, so ranks are stable.
-    const int first = int(blockIdx.x) * SEGMENT + team * LANES * SLOTS_PER_THREAD + lane;
-    int expert[SLOTS_PER_THREAD], rank[SLOTS_PER_THREAD];
+    const int first = int(blockIdx.x) * (DISPATCH_THREADS * SLOTS) + team * LANES * SLOTS + lane;
+    int expert[SLOTS], rank[SLOTS];
 #pragma unroll
-    for (int i = 0; i < SLOTS_PER_THREAD; ++i)
+    for (int i = 0; i < SLOTS; ++i)
         expert[i] = first + i * LANES < args.slots ? expert_of(args, first + i * LANES) : args.experts;
 #pragma unroll
-    for (int i = 0; i < SLOTS_PER_THREAD; ++i) {
+    for (int i = 0; i < SLOTS; ++i) {
         const Word same = lanes_equal<10>(Word(expert[i]));
         const int before = ahead[team][expert[i]], below = count_bits(same & ((Word(1) << lane) - 1));
         rank[i] = before + below;
@@ -99,7 +104,6 @@ inline __global__ void __launch_bounds__(DISPATCH_THREADS) dispatch_kernel(TSK_A
         lanes_sync();
     }
     __syncthreads();
-    after_previous();
     Word sum = 0;
     if (me < args.experts) {
         for (int t = 0; t < DISPATCH_TEAMS; ++t) {
@@ -124,7 +128,7 @@ inline __global__ void __launch_bounds__(DISPATCH_THREADS) dispatch_kernel(TSK_A
     if (me == args.experts) start[me] = begin;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < SLOTS_PER_THREAD; ++i) {
+    for (int i = 0; i < SLOTS; ++i) {
         const int e = expert[i];
         if (e < args.experts)
             args.sorted[start[e] + earlier[e] + ahead[team][e] + Word(rank[i])] = first + i * LANES;

@@ -7,6 +7,8 @@
 
 namespace tsk {
 
+constexpr int AT_LEAST = 3;  // blocks at a time: without a number the compiler spills to make room for more
+
 // Parameters of rows, contiguous; a missing one is off.
 struct Rules {
     const int* top_k;
@@ -146,12 +148,12 @@ TSK_DEVICE void find_bins(const Rule& rule, const Work& work, int64_t row) {
 
 // The second launch: counts and masses by bin.
 template <typename T, int N, int VALUES>
-__global__ void __launch_bounds__(BLOCK) histogram_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work) {
+__global__ void __launch_bounds__(BLOCK, AT_LEAST)
+    histogram_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work) {
+    start();
     __shared__ Word count[BINS], low[BINS], high[BINS];
     const Place here(v);
-    before_next();
     for (int i = int(threadIdx.x); i < BINS; i += BLOCK) count[i] = low[i] = high[i] = 0;
-    after_previous();
     const Rule rule(rules, here.row, v.width);
     if (rule.off() && VALUES == LOGITS) return;
     const auto m = measure<VALUES>(row_maximum(v, work, here.row), rule.temperature);
@@ -208,7 +210,7 @@ struct Suspects {
             for (int i = int(threadIdx.x); i < listed; i += BLOCK) f(list[i]);
             return;
         }
-        for_elements<T, N>(v, row, 0, v.width, [&](int at, const float(&x)[N]) {
+        for_elements<T, N, 1>(v, row, 0, v.width, [&](int at, const float(&x)[N]) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const float y = m.settle(clean<VALUES>(x[i]));
@@ -332,14 +334,13 @@ struct Race {
 // The third launch: lists what the bins leave open; the last block of a row decides it and, where all that may win is
 // listed, draws.
 template <typename T, int N, int VALUES>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, AT_LEAST)
     list_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
+    start();
     __shared__ Wide list[LISTED];
     __shared__ Word entries, base;
     const Place here(v);
-    before_next();
     if (threadIdx.x == 0) entries = 0;
-    after_previous();
     const Rule rule(rules, here.row, v.width);
     if (rule.off()) return;
     const auto m = measure<VALUES>(row_maximum(v, work, here.row), rule.temperature);
@@ -395,8 +396,8 @@ __global__ void __launch_bounds__(BLOCK)
 // The last launch of a renormalisation.
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK) renorm_kernel(TSK_ARGS Vocab v, TSK_ARGS Work work, T* out) {
+    start();
     const Place here(v);
-    after_previous();
     const auto m = measure<PROBS>(row_maximum(v, work, here.row), 1.0f);
     const RowState& state = work.state[here.row];
     const Wide cut = state.cut;
@@ -415,10 +416,10 @@ __global__ void __launch_bounds__(BLOCK) renorm_kernel(TSK_ARGS Vocab v, TSK_ARG
 
 // The last launch of a draw, for rows in which many tokens may win.
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, AT_LEAST)
     race_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
+    start();
     const Place here(v);
-    after_previous();
     RowState& state = work.state[here.row];
     if (state.drawn) return;
     const Rule rule(rules, here.row, v.width);

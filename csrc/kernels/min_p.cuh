@@ -15,9 +15,8 @@ TSK_DEVICE float least_kept(float best, float share) {
 
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK) min_p_mass_kernel(TSK_ARGS Vocab v, const float* min_p, TSK_ARGS Work work) {
+    start();
     const Place here(v);
-    before_next();
-    after_previous();
     const auto m = measure<PROBS>(row_maximum(v, work, here.row), 1.0f);
     const float least = least_kept(m.best, min_p[here.row]);
     Wide kept = 0;
@@ -35,8 +34,8 @@ __global__ void __launch_bounds__(BLOCK) min_p_mass_kernel(TSK_ARGS Vocab v, con
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK)
     min_p_kernel(TSK_ARGS Vocab v, const float* min_p, TSK_ARGS Work work, T* out) {
+    start();
     const Place here(v);
-    after_previous();
     const auto m = measure<PROBS>(row_maximum(v, work, here.row), 1.0f);
     const float least = least_kept(m.best, min_p[here.row]);
     const float total = m.total(work.state[here.row].kept);

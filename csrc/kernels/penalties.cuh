@@ -17,6 +17,7 @@ struct Penalties {
 
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK) penalties_kernel(TSK_ARGS Penalties args) {
+    start();
     const Place here(args.logits);
     const float presence = args.presence[here.row], frequency = args.frequency[here.row];
     const float repetition = args.repetition[here.row];

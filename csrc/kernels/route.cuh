@@ -120,6 +120,7 @@ TSK_DEVICE float routing_weight(const RouteArgs& args, float picked, float most,
 // Lane l holds experts l, l + 32, ..., R of them.
 template <typename T, int R>
 __global__ void __launch_bounds__(LANES* TOKENS_AT_ONCE) route_kernel(TSK_ARGS RouteArgs args) {
+    start();
     const int64_t token = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int lane = int(threadIdx.x);
     const int experts = token < args.tokens ? args.experts : 0;  // the lanes of a missing token still take part

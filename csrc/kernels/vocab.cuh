@@ -29,10 +29,14 @@ struct Place {
           last(v.width - first < v.span ? v.width : first + v.span) {}
 };
 
-// Calls f(index, values) for every N neighbours in [first, last) with four loads on their way.
-template <typename T, int N, typename F>
+// Loads that are on their way at once.
+template <int N>
+constexpr int AHEAD_OF = N < 4 ? 4 : 16 / N;
+
+// Calls f(index, values) for every N neighbours in [first, last).
+template <typename T, int N, int AHEAD = AHEAD_OF<N>, typename F>
 TSK_DEVICE void for_elements(const Vocab& v, int64_t row, int first, int last, F f) {
-    constexpr int AHEAD = 4, STEP = BLOCK * N;
+    constexpr int STEP = BLOCK * N;
     const T* p = static_cast<const T*>(v.data) + row * v.row_stride;
     for (int at = first + int(threadIdx.x) * N; at < last; at += AHEAD * STEP) {
         Packed<T, N> x[AHEAD];
@@ -162,8 +166,8 @@ struct Work {
 // The first launch: the maximum of every chunk, and a clean slate for what follows. `bins` is 0 or BINS.
 template <typename T, int N, int VALUES>
 __global__ void __launch_bounds__(BLOCK) maxima_kernel(TSK_ARGS Vocab v, TSK_ARGS Work work, int bins) {
+    start();
     const Place here(v);
-    before_next();
     const int chunks = int(v.chunks), chunk = int(here.chunk);
     for (int i = chunk * BLOCK + int(threadIdx.x); i < bins; i += chunks * BLOCK) {
         work.counts[here.row * BINS + i] = 0;
