@@ -1,7 +1,6 @@
 // apply_penalties_: repetition, frequency and presence. Keskar et al. 2019, https://arxiv.org/abs/1909.05858.
-#include "kernels/penalties.cuh"
-
 #include "common/vocab_host.h"
+#include "kernels/penalties.cuh"
 
 namespace tsk {
 

@@ -1,7 +1,6 @@
 // argmax over a vocabulary, the lowest index among equals.
-#include "kernels/argmax.cuh"
-
 #include "common/vocab_host.h"
+#include "kernels/argmax.cuh"
 
 namespace tsk {
 

@@ -1,7 +1,6 @@
 // min_p_renorm. Nguyen et al. 2024, https://arxiv.org/abs/2407.01082.
-#include "kernels/min_p.cuh"
-
 #include "common/vocab_host.h"
+#include "kernels/min_p.cuh"
 
 namespace tsk {
 

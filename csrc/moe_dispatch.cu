@@ -1,7 +1,6 @@
 // moe_dispatch: slots in the order of their experts, every expert's in whole blocks.
-#include "kernels/dispatch.cuh"
-
 #include "common/ids_host.h"
+#include "kernels/dispatch.cuh"
 
 namespace tsk {
 

@@ -1,7 +1,6 @@
 // moe_topk. Shazeer et al. 2017, https://arxiv.org/abs/1701.06538; groups and bias: https://arxiv.org/abs/2412.19437.
-#include "kernels/route.cuh"
-
 #include "common/ids_host.h"
+#include "kernels/route.cuh"
 
 namespace tsk {
 
@@ -29,10 +28,10 @@ void add_bias(RouteArgs& args, const Tensor& bias) {
 void moe_topk(Tensor router_logits, std::optional<Tensor> correction_bias, Tensor weights, Tensor ids, int64_t top_k,
               int64_t score, bool renormalize, double scaling, int64_t n_group, int64_t topk_group) {
     const int64_t tokens = router_logits.size(0), experts = router_logits.size(1);
-    STD_TORCH_CHECK(router_logits.dim() == 2 && experts <= MOST_EXPERTS, "tskernel_native: router_logits: expected at most ",
-                    MOST_EXPERTS, " experts");
-    STD_TORCH_CHECK(top_k >= 1 && top_k <= experts && top_k <= LANES, "tskernel_native: top_k: expected at most ", LANES,
-                    " and no more than experts");
+    STD_TORCH_CHECK(router_logits.dim() == 2 && experts <= MOST_EXPERTS,
+                    "tskernel_native: router_logits: expected at most ", MOST_EXPERTS, " experts");
+    STD_TORCH_CHECK(top_k >= 1 && top_k <= experts && top_k <= LANES, "tskernel_native: top_k: expected at most ",
+                    LANES, " and no more than experts");
     STD_TORCH_CHECK(n_group >= 1 && experts % n_group == 0, "tskernel_native: n_group: expected a divisor of experts");
     RouteArgs args{};
     args.logits = router_logits.data_ptr();
@@ -41,9 +40,9 @@ void moe_topk(Tensor router_logits, std::optional<Tensor> correction_bias, Tenso
     args.score = int(score), args.renormalize = renormalize, args.scaling = float(scaling);
     args.groups = int(n_group), args.group_size = int(experts / n_group), args.kept_groups = int(topk_group);
     if (correction_bias) add_bias(args, *correction_bias);
-    STD_TORCH_CHECK(weights.scalar_type() == ScalarType::Float && weights.is_contiguous() &&
-                        weights.numel() == tokens * top_k,
-                    "tskernel_native: weights: expected contiguous float32");
+    STD_TORCH_CHECK(
+        weights.scalar_type() == ScalarType::Float && weights.is_contiguous() && weights.numel() == tokens * top_k,
+        "tskernel_native: weights: expected contiguous float32");
     args.weights = static_cast<float*>(weights.data_ptr());
     args.ids = int_results(ids, tokens * top_k, "ids");
     if (tokens == 0) return;

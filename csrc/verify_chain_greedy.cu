@@ -1,7 +1,6 @@
 // verify_chain_greedy. Leviathan et al. 2023, https://arxiv.org/abs/2211.17192.
-#include "kernels/verify.cuh"
-
 #include "common/ids_host.h"
+#include "kernels/verify.cuh"
 
 namespace tsk {
 

@@ -95,7 +95,9 @@ def vocab_samples(op: str, make: SampleMaker, dtype: torch.dtype, large: bool) -
 
 def topk_samples(make: SampleMaker, dtype: torch.dtype, large: bool) -> Iterator[Sample]:
     """Yield calls of moe_topk: every number of registers, every score, groups of all sizes, ties."""
-    cases = ((8, 2, 1, 1), (40, 4, 4, 2), (128, 8, 1, 1), (256, 8, 8, 4), (384, 6, 1, 1), (512, 16, 64, 9), (96, 3, 32, 5))
+    cases = (
+        (8, 2, 1, 1), (40, 4, 4, 2), (128, 8, 1, 1), (256, 8, 8, 4), (384, 6, 1, 1), (512, 16, 64, 9), (96, 3, 32, 5),
+    )  # fmt: skip
     for experts, top_k, groups, kept in cases:
         for i, score in enumerate(("softmax", "sigmoid", "sqrt_softplus")):
             for biased in (False, True):

@@ -46,7 +46,10 @@ T atomic_add(T* p, T v) {
     *p = old + v;
     return old;
 }
-inline void atomic_max(Wide* p, Wide v) { *p = *p < v ? v : *p; }
+template <typename T>
+void atomic_max(T* p, T v) {
+    *p = *p < v ? v : *p;
+}
 inline void fence() {}
 inline void lanes_sync() { emulate::wait(emulate::barriers[1 + emulate::running / 32]); }
 inline int count_bits(Word v) { return __builtin_popcount(v); }
@@ -75,6 +78,7 @@ TSK_DEVICE void lanes_sync() {
 #endif
 TSK_DEVICE Word atomic_add(Word* p, Word v) { return atomicAdd(p, v); }
 TSK_DEVICE Wide atomic_add(Wide* p, Wide v) { return atomicAdd(p, v); }
+TSK_DEVICE void atomic_max(Word* p, Word v) { atomicMax(p, v); }
 TSK_DEVICE void atomic_max(Wide* p, Wide v) { atomicMax(p, v); }
 TSK_DEVICE void fence() { __threadfence(); }
 TSK_DEVICE int count_bits(Word v) { return __popc(v); }

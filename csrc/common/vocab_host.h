@@ -7,7 +7,7 @@
 namespace tsk {
 
 constexpr int64_t FEW_VALUES = 1024;  // a chunk with fewer gives no block enough to do
-constexpr int64_t MANY_CHUNKS = 792;   // blocks of a launch: two rounds of three for each of an H200's multiprocessors
+constexpr int64_t MANY_CHUNKS = 792;  // blocks of a launch: two rounds of three for each of an H200's multiprocessors
 
 struct VocabView {
     Vocab vocab{};
@@ -58,9 +58,9 @@ void for_vocab(const VocabView& view, F f) {
 inline Work work_of(const Tensor& workspace, int64_t rows, bool filters) {
     const int64_t head = int64_t(sizeof(RowState)) + MOST_CHUNKS * 4;
     const int64_t each = head + (filters ? BINS * 12 + LISTED * 8 : 0);
-    STD_TORCH_CHECK(workspace.scalar_type() == ScalarType::Byte && workspace.is_contiguous() &&
-                        workspace.numel() >= rows * each,
-                    "tskernel_native: workspace: expected ", each, " bytes for each of ", rows, " rows");
+    STD_TORCH_CHECK(
+        workspace.scalar_type() == ScalarType::Byte && workspace.is_contiguous() && workspace.numel() >= rows * each,
+        "tskernel_native: workspace: expected ", each, " bytes for each of ", rows, " rows");
     char* p = static_cast<char*>(workspace.data_ptr());
     STD_TORCH_CHECK(aligned(p, 16), "tskernel_native: workspace: expected it at a 16-byte boundary");
     auto take = [&](int64_t bytes) {

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(BLOCK) argmax_kernel(TSK_ARGS Vocab v, Wide* p
     float best = minus_infinity();
     int at = here.first + int(threadIdx.x) * N;
     const bool any = at < here.last;
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int index, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int index, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (x[i] > best) best = x[i], at = index + i;  // never a NaN, and the first of equals

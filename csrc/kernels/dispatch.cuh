@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1) dispatch_kernel(TSK_ARGS 
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {
         const int e = expert[i];
-        if (e < args.experts)
-            args.sorted[start[e] + earlier[e] + ahead[team][e] + Word(rank[i])] = first + i * LANES;
+        if (e < args.experts) args.sorted[start[e] + earlier[e] + ahead[team][e] + Word(rank[i])] = first + i * LANES;
     }
     fill_rest(args, start, total);
 }

@@ -1,5 +1,6 @@
-// Top-k and top-p without a sort: a histogram of the distance from the best value, then an exact search among the values
-// of the bins in which the filters end. Everything that is kept has a rank (value, then lower index) of at least `cut`.
+// Top-k and top-p without a sort: a histogram of the distance from the best value, then an exact search among the
+// values of the bins in which the filters end. Everything that is kept has a rank (value, then lower index) of at least
+// `cut`.
 #pragma once
 
 #include "philox.cuh"
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     __syncthreads();
     if (rule.off()) {
         Wide sum = 0;
-        for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float(&x)[N]) {
+        for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float (&x)[N]) {
 #pragma unroll
             for (int i = 0; i < N; ++i) sum += m.mass(m.settle(clean<VALUES>(x[i])));
         });
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
         return;
     }
     const bool counted = rule.counted || VALUES == LOGITS;
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float y = m.settle(clean<VALUES>(x[i]));
@@ -210,7 +211,7 @@ struct Suspects {
             for (int i = int(threadIdx.x); i < listed; i += BLOCK) f(list[i]);
             return;
         }
-        for_elements<T, N, 1>(v, row, 0, v.width, [&](int at, const float(&x)[N]) {
+        for_elements<T, N, 1>(v, row, 0, v.width, [&](int at, const float (&x)[N]) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const float y = m.settle(clean<VALUES>(x[i]));
@@ -250,8 +251,7 @@ TSK_DEVICE Wide cut_at(const S& suspects, Eligible eligible, Amount amount, Wide
             atomic_add(&number[digit], Word(1));
         });
         __syncthreads();
-        const Found found =
-            first_reaching<1>([&](int) { return Wide(high[mine]) << 32 | low[mine]; }, before, goal);
+        const Found found = first_reaching<1>([&](int) { return Wide(high[mine]) << 32 | low[mine]; }, before, goal);
         if (found.bin == BLOCK) return 0;
         const int digit = BLOCK - 1 - found.bin;
         prefix = prefix << width | Wide(digit);
@@ -306,25 +306,34 @@ TSK_DEVICE void find_cut(const Suspects<T, N, VALUES>& suspects, const Rule& rul
     }
 }
 
-// The race of one row: the kept token with the largest score, then the lower index.
+// The race of one row: the kept token with the largest score, then the lower index. `bar` is a score that some thread
+// of the block has reached: most words cannot reach it, and need no logarithms.
 struct Race {
     Wide seed, stream, cut;
     Measure<LOGITS> m;
     Wide best;
+    Word* bar;  // ordered, in shared memory
+
+    TSK_DEVICE bool kept(float x, Word index) const {
+        return x > minus_infinity() && (cut == 0 || ranked(x, index) >= cut);
+    }
 
     TSK_DEVICE void enter(float x, Word index, Word word) {
+        const float about = m.nearly_scaled(x);
+        const Word reached = peek(bar);
+        if (reached) {
+            const float least = unordered(reached) - about;
+            if (!may_reach(word, least - fabsf(about) * 1e-6f)) return;
+        }
         const float score = m.scaled(x) + gumbel(word);
-        const Wide r = ranked(score, index);
+        const Word key = ordered(score);
+        if (key > reached) atomic_max(bar, key);
+        const Wide r = Wide(key) << 32 | Word(~index);
         best = best > r ? best : r;
     }
 
-    TSK_DEVICE bool may_win(float x, Word index) const {
-        return x > minus_infinity() && ranked(x, index) >= cut &&
-               (best == 0 || m.scaled(x) + LARGEST_GUMBEL >= value_of(best));
-    }
-
     TSK_DEVICE void enter_alone(float x, Word index) {
-        if (!may_win(x, index)) return;
+        if (!kept(x, index)) return;
         const Words4 words = philox(seed, stream, index / 4);
         const Word at = index % 4;
         enter(x, index, at == 0 ? words.w[0] : at == 1 ? words.w[1] : at == 2 ? words.w[2] : words.w[3]);
@@ -338,9 +347,9 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     list_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
     start();
     __shared__ Wide list[LISTED];
-    __shared__ Word entries, base;
+    __shared__ Word entries, base, bar;
     const Place here(v);
-    if (threadIdx.x == 0) entries = 0;
+    if (threadIdx.x == 0) entries = bar = 0;
     const Rule rule(rules, here.row, v.width);
     if (rule.off()) return;
     const auto m = measure<VALUES>(row_maximum(v, work, here.row), rule.temperature);
@@ -351,7 +360,7 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     const int mass_first = state.mass_bins[0], mass_last = state.mass_bins[1];
     __syncthreads();
     Wide kept = 0;
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float y = m.settle(clean<VALUES>(x[i]));
@@ -383,7 +392,7 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     if constexpr (VALUES == LOGITS) {
         if (to < 0 || all > LISTED) return;
         __syncthreads();
-        Race race{rules.seed[here.row], rules.offset[here.row], peek(&state.cut), m, 0};
+        Race race{rules.seed[here.row], rules.offset[here.row], peek(&state.cut), m, 0, &bar};
         suspects.each([&](Wide r) { race.enter_alone(value_of(r), index_of(r)); });
         const Wide best = block_max(race.best);
         if (threadIdx.x == 0) {
@@ -403,7 +412,7 @@ __global__ void __launch_bounds__(BLOCK) renorm_kernel(TSK_ARGS Vocab v, TSK_ARG
     const Wide cut = state.cut;
     const float total = m.total(state.kept);
     T* o = out + here.row * int64_t(v.width);
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
         float y[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -419,13 +428,16 @@ template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     race_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
     start();
+    __shared__ Word bar;
     const Place here(v);
     RowState& state = work.state[here.row];
     if (state.drawn) return;
+    if (threadIdx.x == 0) bar = 0;
+    __syncthreads();
     const Rule rule(rules, here.row, v.width);
-    const Measure<LOGITS> m{row_maximum(v, work, here.row), rule.temperature};
-    Race race{rules.seed[here.row], rules.offset[here.row], state.cut, m, 0};
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float(&x)[N]) {
+    const auto m = measure<LOGITS>(row_maximum(v, work, here.row), rule.temperature);
+    Race race{rules.seed[here.row], rules.offset[here.row], state.cut, m, 0, &bar};
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
         if constexpr (N == 1) {
             race.enter_alone(clean<LOGITS>(x[0]), Word(at));
         } else {
@@ -433,14 +445,13 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
             for (int group = 0; group < N; group += 4) {
                 bool any = false;
 #pragma unroll
-                for (int i = group; i < group + 4; ++i)
-                    any = any || race.may_win(clean<LOGITS>(x[i]), Word(at + i));
+                for (int i = group; i < group + 4; ++i) any = any || race.kept(clean<LOGITS>(x[i]), Word(at + i));
                 if (!any) continue;
                 const Words4 words = philox(race.seed, race.stream, Word(at + group) / 4);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float y = clean<LOGITS>(x[group + i]);
-                    if (race.may_win(y, Word(at + group + i))) race.enter(y, Word(at + group + i), words.w[i]);
+                    if (race.kept(y, Word(at + group + i))) race.enter(y, Word(at + group + i), words.w[i]);
                 }
             }
         }

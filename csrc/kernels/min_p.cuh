@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(BLOCK) min_p_mass_kernel(TSK_ARGS Vocab v, con
     const auto m = measure<PROBS>(row_maximum(v, work, here.row), 1.0f);
     const float least = least_kept(m.best, min_p[here.row]);
     Wide kept = 0;
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float y = m.settle(clean<PROBS>(x[i]));
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(BLOCK)
     const float least = least_kept(m.best, min_p[here.row]);
     const float total = m.total(work.state[here.row].kept);
     T* o = out + here.row * int64_t(v.width);
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
         float y[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {

@@ -24,12 +24,15 @@ TSK_DEVICE Words4 philox(Wide seed, Wide stream, Word block) {
     return {{c0, c1, c2, c3}};
 }
 
-constexpr float LARGEST_GUMBEL = 23.0f;  // of the smallest word: -log(2^-33) = 22.9
-
 TSK_DEVICE float gumbel(Word word) {
     const float below_one = 1.0f - 5.9604644775390625e-8f;  // 1 - 2^-24
     const float v = (float(word) + 0.5f) * 2.3283064365386963e-10f;
     return -logf(-log1pf(-(v < below_one ? v : below_one)));
+}
+
+// False only where the noise of a word is surely below `least`: the noise is at most -log(v).
+TSK_DEVICE bool may_reach(Word word, float least) {
+    return float(word) * 2.3283064365386963e-10f < fast_exp(0.01f - least);
 }
 
 }  // namespace tsk

@@ -76,8 +76,7 @@ TSK_DEVICE void choose_groups(const RouteArgs& args, const float (&choice)[R], b
         if (group < args.groups)
             for (int i = lane % share; i < args.group_size; i += share)
                 best.join(values[team][group * args.group_size + i], lowest());
-        for (int mask = 1; mask < share; mask *= 2)
-            best.join(lane_xor(best.first, mask), lane_xor(best.second, mask));
+        for (int mask = 1; mask < share; mask *= 2) best.join(lane_xor(best.first, mask), lane_xor(best.second, mask));
         const float sum = args.bias && args.group_size > 1 ? best.first + best.second : best.first;
         if (group < args.groups) scores[team][group] = sum == sum ? ordered(sum) : ~Word(0);
     }

@@ -30,8 +30,13 @@ struct Place {
 };
 
 // Loads that are on their way at once.
+#if defined(TSK_EMULATE)
+template <int N>
+constexpr int AHEAD_OF = 1;
+#else
 template <int N>
 constexpr int AHEAD_OF = N < 4 ? 4 : 16 / N;
+#endif
 
 // Calls f(index, values) for every N neighbours in [first, last).
 template <typename T, int N, int AHEAD = AHEAD_OF<N>, typename F>
@@ -79,10 +84,11 @@ struct Measure;
 // exp((x - best) / temperature), of which 1.0 is 2^44.
 template <>
 struct Measure<LOGITS> {
-    float best, temperature;
+    float best, temperature, inverse;
 
     TSK_DEVICE float scaled(float x) const { return x == best ? 0.0f : (x - best) / temperature; }
-    TSK_DEVICE Wide mass(float x) const { return Wide(expf(scaled(x)) * 17592186044416.0f); }
+    TSK_DEVICE float nearly_scaled(float x) const { return x == best ? 0.0f : (x - best) * inverse; }
+    TSK_DEVICE Wide mass(float x) const { return Wide(expf(nearly_scaled(x)) * 17592186044416.0f); }
     TSK_DEVICE float settle(float x) const { return x; }
     TSK_DEVICE bool counts(float x) const { return x > minus_infinity(); }
 
@@ -120,7 +126,7 @@ struct Measure<PROBS> {
 template <int VALUES>
 TSK_DEVICE Measure<VALUES> measure(float best, float temperature) {
     if constexpr (VALUES == LOGITS) {
-        return {best, temperature};
+        return {best, temperature, 1.0f / temperature};
     } else {
         Measure<PROBS> m;
         m.infinite = is_infinite(best);
@@ -176,7 +182,7 @@ __global__ void __launch_bounds__(BLOCK) maxima_kernel(TSK_ARGS Vocab v, TSK_ARG
     if (chunk == 0 && threadIdx.x < sizeof(RowState) / 4)
         reinterpret_cast<Word*>(work.state + here.row)[threadIdx.x] = 0;
     float best = clean<VALUES>(minus_infinity());
-    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float(&x)[N]) {
+    for_elements<T, N>(v, here.row, here.first, here.last, [&](int, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) best = larger(best, clean<VALUES>(x[i]));
     });
