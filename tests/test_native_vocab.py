@@ -83,7 +83,7 @@ def test_smp_02_sums_are_exact(op: str) -> None:
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     probs, out = torch.rand(3, 50), torch.empty(3, 50)
     small = workspace(probs, filters=True)[:-1]
-    with pytest.raises(RuntimeError, match="workspace: expected 57984 bytes for each of 3 rows"):
+    with pytest.raises(RuntimeError, match="workspace: expected 62080 bytes for each of 3 rows"):
         lib.native("top_k_renorm")(probs, torch.ones(3, dtype=torch.int32), out, small)
     with pytest.raises(RuntimeError, match="partial: expected 128 words for each of 3 rows"):
         lib.native("argmax")(probs, torch.empty(3, dtype=torch.int32), torch.empty(3 * CHUNKS - 1, dtype=torch.int64))

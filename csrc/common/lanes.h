@@ -111,6 +111,16 @@ TSK_DEVICE Wide lanes_max(Wide v) {
     return v;
 }
 
+TSK_DEVICE Word lanes_sum(Word v) {
+#if defined(TSK_CUDA) && __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffffu, v);
+#else
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask >>= 1) v += lane_xor(v, mask);
+    return v;
+#endif
+}
+
 TSK_DEVICE Wide lanes_sum(Wide v) {
 #pragma unroll
     for (int mask = LANES / 2; mask > 0; mask >>= 1) v += lane_xor(v, mask);

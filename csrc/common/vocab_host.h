@@ -38,6 +38,8 @@ struct VocabView {
         const int64_t span = ceil_div(ceil_div(width, chunks), BLOCK * n) * BLOCK * n;
         vocab.span = int(span);
         vocab.chunks = unsigned(ceil_div(width, span));
+        vocab.peaks = BLOCK;
+        while (vocab.peaks * int(vocab.chunks) > MOST_PEAKS) vocab.peaks /= 2;
         STD_TORCH_CHECK(rows * vocab.chunks < (int64_t(1) << 31), "tskernel_native: too many rows: ", rows);
     }
 };
@@ -57,7 +59,7 @@ void for_vocab(const VocabView& view, F f) {
 // `workspace` is bytes from torch's allocator, of any content. Without `filters` there are no bins and no lists.
 inline Work work_of(const Tensor& workspace, int64_t rows, bool filters) {
     const int64_t head = int64_t(sizeof(RowState)) + MOST_CHUNKS * 4;
-    const int64_t each = head + (filters ? BINS * 12 + LISTED * 8 : 0);
+    const int64_t each = head + (filters ? BINS * 12 + LISTED * 8 + MOST_PEAKS * 4 : 0);
     STD_TORCH_CHECK(
         workspace.scalar_type() == ScalarType::Byte && workspace.is_contiguous() && workspace.numel() >= rows * each,
         "tskernel_native: workspace: expected ", each, " bytes for each of ", rows, " rows");
@@ -75,6 +77,7 @@ inline Work work_of(const Tensor& workspace, int64_t rows, bool filters) {
         work.masses = reinterpret_cast<Wide*>(take(BINS * 8));
         work.list = reinterpret_cast<Wide*>(take(LISTED * 8));
         work.counts = reinterpret_cast<Word*>(take(BINS * 4));
+        work.peaks = reinterpret_cast<Word*>(take(MOST_PEAKS * 4));
     }
     return work;
 }

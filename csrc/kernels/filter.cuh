@@ -147,6 +147,45 @@ TSK_DEVICE void find_bins(const Rule& rule, const Work& work, int64_t row) {
     }
 }
 
+// A key that the count-th largest of all values reaches: it is at least the count-th largest maximum of parts, of which
+// the first 14 bits are found. By the first group of lanes.
+TSK_DEVICE Word key_reached(const Vocab& v, const Work& work, int64_t row, int count) {
+    constexpr int EACH = MOST_PEAKS / LANES;
+    const int lane = int(threadIdx.x), peaks = v.peaks * int(v.chunks);
+    Word key[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int at = lane + i * LANES;
+        key[i] = at < peaks ? work.peaks[row * MOST_PEAKS + at] : 0;
+    }
+    Word least = 0;
+    for (int bit = 31; bit >= 18; --bit) {
+        const Word next = least | Word(1) << bit;
+        Word n = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) n += key[i] >= next;
+        if (lanes_sum(n) >= Word(count)) least = next;
+    }
+    return least;
+}
+
+// Whether so few values of a row are wanted that the maxima of its parts already tell most of the others apart; if so,
+// the smallest key that is of interest, else 0. Not where values lie so far below the best one that they were masked.
+template <int VALUES>
+TSK_DEVICE Word few_wanted(const Vocab& v, const Rule& rule, const Measure<VALUES>& m, const Work& work, int64_t row) {
+    __shared__ Word least;
+    if (!rule.counted || rule.count * 2 > v.peaks * int(v.chunks)) return 0;
+    if (threadIdx.x < LANES) {
+        const Word found = key_reached(v, work, row, rule.count);
+        if (threadIdx.x == 0) least = found;
+    }
+    __syncthreads();
+    if constexpr (VALUES == LOGITS)
+        return least > ordered(m.best - 64.0f) ? least : 0;
+    else
+        return least > ordered(0.0f) && !m.infinite ? least : 0;
+}
+
 // The second launch: counts and masses by bin.
 template <typename T, int N, int VALUES>
 __global__ void __launch_bounds__(BLOCK, AT_LEAST)
@@ -167,6 +206,10 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
         });
         sum = block_sum(sum);
         if (threadIdx.x == 0) atomic_add(&work.state[here.row].kept, sum);
+        return;
+    }
+    if (const Word least = few_wanted<VALUES>(v, rule, m, work, here.row)) {
+        if (here.chunk == 0 && threadIdx.x == 0) work.state[here.row].least = least;
         return;
     }
     const bool counted = rule.counted || VALUES == LOGITS;
@@ -200,7 +243,9 @@ struct Suspects {
     const Wide* list;
     int listed;  // -1: read the row
 
-    TSK_DEVICE bool wanted(int bin) const {
+    TSK_DEVICE bool wanted(float y) const {
+        if (state.least) return ordered(y) >= state.least;
+        const int bin = m.bin(y);
         return bin <= state.listed_to || bin == state.count_bin ||
                (bin >= state.mass_bins[0] && bin <= state.mass_bins[1]);
     }
@@ -215,7 +260,7 @@ struct Suspects {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const float y = m.settle(clean<VALUES>(x[i]));
-                if (m.counts(y) && wanted(m.bin(y))) f(ranked(y, Word(at + i)));
+                if (m.counts(y) && wanted(y)) f(ranked(y, Word(at + i)));
             }
         });
     }
@@ -279,9 +324,10 @@ TSK_DEVICE void find_cut(const Suspects<T, N, VALUES>& suspects, const Rule& rul
     const auto& m = suspects.m;
     auto bin_of = [&](Wide r) { return m.bin(value_of(r)); };
     auto mass_of = [&](Wide r) { return m.mass(value_of(r)); };
+    const bool few = state.least != 0;  // then the bins of the state are 0, and all that is listed is eligible
     Wide cut = 0, within = 0;
     if (state.count_bin < BINS) {
-        auto inside = [&](Wide r) { return bin_of(r) == state.count_bin; };
+        auto inside = [&](Wide r) { return few || bin_of(r) == state.count_bin; };
         cut = cut_at(suspects, inside, [](Wide) { return Wide(1); }, state.before_count, Wide(rule.count));
         suspects.each([&](Wide r) { within += inside(r) && r >= cut ? mass_of(r) : 0; });
         within = block_sum(within);
@@ -290,7 +336,7 @@ TSK_DEVICE void find_cut(const Suspects<T, N, VALUES>& suspects, const Rule& rul
     if (rule.shared) {
         const Wide goal = rule.goal(state.whole_mass + within);
         auto inside = [&](Wide r) {
-            const int bin = bin_of(r);
+            const int bin = few ? 0 : bin_of(r);
             return r >= cut && bin >= state.mass_bins[0] && bin <= state.mass_bins[1];
         };
         const Wide nucleus = cut_at(suspects, inside, mass_of, state.before_mass, goal);
@@ -358,14 +404,15 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     Suspects<T, N, VALUES> suspects{v, here.row, m, state, list, -1};
     const int kept_bins = state.kept_bins, to = state.listed_to, count_bin = state.count_bin;
     const int mass_first = state.mass_bins[0], mass_last = state.mass_bins[1];
+    const Word least = state.least;
     __syncthreads();
     Wide kept = 0;
     for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float y = m.settle(clean<VALUES>(x[i]));
-            if (!m.counts(y)) continue;
-            const int bin = m.bin(y);
+            if (!m.counts(y) || (least && ordered(y) < least)) continue;
+            const int bin = least ? 0 : m.bin(y);
             if (VALUES == PROBS && !rule.shared && bin < kept_bins) kept += m.mass(y);
             if (bin <= to || bin == count_bin || (bin >= mass_first && bin <= mass_last)) {
                 const Word n = atomic_add(&entries, Word(1));

@@ -7,6 +7,7 @@
 namespace tsk {
 
 constexpr int MOST_CHUNKS = 128;
+constexpr int MOST_PEAKS = 1024;  // maxima of parts of a row
 
 struct Vocab {
     const void* data;
@@ -14,6 +15,7 @@ struct Vocab {
     int width;                   // of the vocabulary
     int span;                    // elements of a chunk, a multiple of 16 bytes' worth
     unsigned chunks;
+    int peaks;  // parts of a chunk, of which each leaves its maximum: a power of two from 8 to BLOCK
 };
 
 // Where a block works.
@@ -154,7 +156,8 @@ struct RowState {
     Wide kept;          // mass
     Wide cut;           // the worst rank that is kept
     Wide best;          // the winner of the race so far
-    Wide reserved[5];
+    Word least;         // not 0: all values that may be among the k best are of this key at least, and no bins are used
+    Word reserved[9];
 };
 static_assert(sizeof(RowState) == 128, "the host side counts on it");
 
@@ -164,12 +167,14 @@ constexpr int LISTED = 4096;  // ranks that a row can list
 struct Work {
     RowState* state;
     float* maxima;  // [rows, MOST_CHUNKS]
+    Word* peaks;    // [rows, MOST_PEAKS], ordered
     Word* counts;   // [rows, BINS]
     Wide* masses;
     Wide* list;  // [rows, LISTED]
 };
 
-// The first launch: the maximum of every chunk, and a clean slate for what follows. `bins` is 0 or BINS.
+// The first launch: the maxima of every chunk and of its parts, and a clean slate for what follows. `bins` is BINS, or
+// 0 where no filter follows.
 template <typename T, int N, int VALUES>
 __global__ void __launch_bounds__(BLOCK) maxima_kernel(TSK_ARGS Vocab v, TSK_ARGS Work work, int bins) {
     start();
@@ -186,6 +191,16 @@ __global__ void __launch_bounds__(BLOCK) maxima_kernel(TSK_ARGS Vocab v, TSK_ARG
 #pragma unroll
         for (int i = 0; i < N; ++i) best = larger(best, clean<VALUES>(x[i]));
     });
+    if (bins) {
+        Word peak = ordered(best);
+        const int share = BLOCK / v.peaks;
+        for (int mask = 1; mask < share; mask *= 2) {
+            const Word other = lane_xor(peak, mask);
+            peak = peak > other ? peak : other;
+        }
+        if (int(threadIdx.x) % share == 0)
+            work.peaks[here.row * MOST_PEAKS + chunk * v.peaks + int(threadIdx.x) / share] = peak;
+    }
     const Wide most = block_max(ranked(best, 0));
     if (threadIdx.x == 0) work.maxima[here.row * MOST_CHUNKS + chunk] = value_of(most);
 }

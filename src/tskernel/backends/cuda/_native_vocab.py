@@ -11,7 +11,7 @@ from tskernel.backends.cuda._native import new
 
 CHUNKS: Final = 128  # blocks that share a row at most, each of which leaves a word or a maximum
 _STATE: Final = 128 + 4 * CHUNKS  # bytes of a row: what its blocks tell each other, and a maximum for each
-_FILTER: Final = 2048 * (4 + 8) + 4096 * 8  # counts and masses of the bins, and ranks in a list
+_FILTER: Final = 2048 * (4 + 8) + 4096 * 8 + 1024 * 4  # counts and masses of the bins, a list, maxima of parts
 
 
 def workspace(like: Tensor, *, filters: bool) -> Tensor:
