@@ -353,29 +353,35 @@ TSK_DEVICE void find_cut(const Suspects<T, N, VALUES>& suspects, const Rule& rul
 }
 
 // The race of one row: the kept token with the largest score, then the lower index. `bar` is a score that some thread
-// of the block has reached: most words cannot reach it, and need no logarithms.
+// has reached: most words cannot reach it, and need no logarithms.
 struct Race {
     Wide seed, stream, cut;
     Measure<LOGITS> m;
-    Wide best;
-    Word* bar;  // ordered, in shared memory
+    Wide* row_best;  // of all threads of the row
+    Wide best = 0;
+    Word bar = 0, next_bar = 0;  // ordered
 
     TSK_DEVICE bool kept(float x, Word index) const {
         return x > minus_infinity() && (cut == 0 || ranked(x, index) >= cut);
     }
 
+    // Look up how far the others are, for the time after next: nobody waits for the answer.
+    TSK_DEVICE void look() {
+        bar = next_bar;
+        next_bar = Word(peek(row_best) >> 32);
+    }
+
     TSK_DEVICE void enter(float x, Word index, Word word) {
         const float about = m.nearly_scaled(x);
-        const Word reached = peek(bar);
-        if (reached) {
-            const float least = unordered(reached) - about;
-            if (!may_reach(word, least - fabsf(about) * 1e-6f)) return;
-        }
-        const float score = m.scaled(x) + gumbel(word);
-        const Word key = ordered(score);
-        if (key > reached) atomic_max(bar, key);
+        if (bar && !may_reach(word, unordered(bar) - about - fabsf(about) * 1e-6f)) return;
+        const Word key = ordered(m.scaled(x) + gumbel(word));
         const Wide r = Wide(key) << 32 | Word(~index);
-        best = best > r ? best : r;
+        if (r <= best) return;
+        best = r;
+        if (key > bar) {
+            atomic_max(row_best, r);
+            bar = key;
+        }
     }
 
     TSK_DEVICE void enter_alone(float x, Word index) {
@@ -393,9 +399,9 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     list_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
     start();
     __shared__ Wide list[LISTED];
-    __shared__ Word entries, base, bar;
+    __shared__ Word entries, base;
     const Place here(v);
-    if (threadIdx.x == 0) entries = bar = 0;
+    if (threadIdx.x == 0) entries = 0;
     const Rule rule(rules, here.row, v.width);
     if (rule.off()) return;
     const auto m = measure<VALUES>(row_maximum(v, work, here.row), rule.temperature);
@@ -439,7 +445,7 @@ __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     if constexpr (VALUES == LOGITS) {
         if (to < 0 || all > LISTED) return;
         __syncthreads();
-        Race race{rules.seed[here.row], rules.offset[here.row], peek(&state.cut), m, 0, &bar};
+        Race race{rules.seed[here.row], rules.offset[here.row], peek(&state.cut), m, &state.best};
         suspects.each([&](Wide r) { race.enter_alone(value_of(r), index_of(r)); });
         const Wide best = block_max(race.best);
         if (threadIdx.x == 0) {
@@ -475,16 +481,14 @@ template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK, AT_LEAST)
     race_kernel(TSK_ARGS Vocab v, TSK_ARGS Rules rules, TSK_ARGS Work work, int* drawn) {
     start();
-    __shared__ Word bar;
     const Place here(v);
     RowState& state = work.state[here.row];
     if (state.drawn) return;
-    if (threadIdx.x == 0) bar = 0;
-    __syncthreads();
     const Rule rule(rules, here.row, v.width);
     const auto m = measure<LOGITS>(row_maximum(v, work, here.row), rule.temperature);
-    Race race{rules.seed[here.row], rules.offset[here.row], state.cut, m, 0, &bar};
+    Race race{rules.seed[here.row], rules.offset[here.row], state.cut, m, &state.best};
     for_elements<T, N>(v, here.row, here.first, here.last, [&](int at, const float (&x)[N]) {
+        race.look();
         if constexpr (N == 1) {
             race.enter_alone(clean<LOGITS>(x[0]), Word(at));
         } else {
