@@ -78,6 +78,31 @@ KERNELS = {
         "rope_kernel<{T}, {N}, false>(const RopeArgs, unsigned)",
         "store_kernel<{T}, {N}>(const StoreArgs, unsigned)",
     ],
+    "argmax": ["argmax_kernel<{T}, {N}>(const Vocab, Wide*, int*)"],
+    "min_p": [
+        "min_p_mass_kernel<{T}, {N}>(const Vocab, const float*, const Work)",
+        "min_p_kernel<{T}, {N}>(const Vocab, const float*, const Work, {T}*)",
+    ],
+    "penalties": ["penalties_kernel<{T}, {N}>(const Penalties)", "penalties_kernel<{T}, 1>(const Penalties)"],
+    "filter": [
+        *(f"maxima_kernel<{{T}}, {{N}}, {kind}>(const Vocab, const Work, int)" for kind in ("LOGITS", "PROBS")),
+        *(
+            f"histogram_kernel<{{T}}, {{N}}, {kind}>(const Vocab, const Rules, const Work)"
+            for kind in ("LOGITS", "PROBS")
+        ),
+        *(
+            f"list_kernel<{{T}}, {{N}}, {kind}>(const Vocab, const Rules, const Work, int*)"
+            for kind in ("LOGITS", "PROBS")
+        ),
+        "renorm_kernel<{T}, {N}>(const Vocab, const Work, {T}*)",
+        "race_kernel<{T}, {N}>(const Vocab, const Rules, const Work, int*)",
+    ],
+    "route": ["route_kernel<{T}, 4>(const RouteArgs)", "route_kernel<{T}, 16>(const RouteArgs)"],
+    "dispatch": [
+        "count_kernel<{N} / 2>(const DispatchArgs)",
+        "dispatch_kernel<{N} / 2>(const DispatchArgs)",
+    ],
+    "verify": ["verify_kernel<{N} * 4>(const Ids, const Ids, int*, int*, int64_t, int)"],
 }
 
 
