@@ -246,6 +246,7 @@ GL = types.SimpleNamespace(
     sum=lambda x, axis: x.sum(axis),
     max=lambda x, axis: x.amax(axis),
     min=lambda x, axis: x.amin(axis),
+    abs=torch.abs,
     exp2=torch.exp2,
     log2=torch.log2,
     zeros=lambda shape, dtype, _layout: torch.zeros(shape, dtype=dtype),

@@ -127,9 +127,10 @@ def test_a_tile_may_have_more_parts_than_the_join_reads_together(
 
 
 @pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("heads", [16, 40])
 @pytest.mark.parametrize("power", [-40, 40])
-def test_parts_keep_values_that_fp16_could_not(power: int) -> None:
-    given = call([200, 64, 0, 130], 40, 1, 64)
+def test_parts_keep_values_that_fp16_could_not(power: int, heads: int) -> None:
+    given = call([200, 64, 0, 130], heads, 1, 64)
     plan = latent.Plan(1, 100)
     want, _ = attend(given, plan)
     given["kv_cache"] = given["kv_cache"] * 2.0**power

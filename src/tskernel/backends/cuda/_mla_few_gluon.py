@@ -101,21 +101,27 @@ def _scores(q_s, kv_s, full, group, zero, HEIGHT: gl.constexpr, GROUPS: gl.const
 
 
 @gluon_jit
+def _most(a, b, c, d):
+    """Return each row's largest magnitude in 256 columns."""
+    return gl.max(gl.maximum(gl.maximum(gl.abs(a), gl.abs(b)), gl.maximum(gl.abs(c), gl.abs(d))), 0)
+
+
+@gluon_jit
 def _store_few(
-    acc, C: gl.constexpr, inverse, out, part, seq, tile, whole, slot, rows, heads, out_seq, out_token, out_head,
-    HEIGHT: gl.constexpr,
+    acc, C: gl.constexpr, inverse, multiple, out, part, seq, tile, whole, slot, rows, heads, out_seq, out_token,
+    out_head, HEIGHT: gl.constexpr,
 ):
-    """Write 64 columns of a tile's rows, or of a part of them."""
+    """Write 64 columns of a tile's rows, or of a part of them, in fp16 as a multiple of each row's factor."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEIGHT, 16])
     row = tile * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(0, S))
     column = 64 * C + gl.arange(0, 64, gl.SliceLayout(1, S))
-    acc = acc * inverse[None, :]
+    mask = (row < rows)[None, :]
     if whole:
         to = out + seq.to(gl.int64) * out_seq + (row // heads).to(gl.int64) * out_token + row % heads * out_head
-        gl.store(to[None, :] + column[:, None], acc.to(out.dtype.element_ty), mask=(row < rows)[None, :])
+        gl.store(to[None, :] + column[:, None], (acc * inverse[None, :]).to(out.dtype.element_ty), mask=mask)
     else:
         own = part + ((slot - tile) * HEIGHT + row) * 512
-        gl.store(own[None, :] + column[:, None], acc, mask=(row < rows)[None, :])
+        gl.store(own[None, :] + column[:, None], (acc * multiple[None, :]).to(gl.float16), mask=mask)
 
 
 @gluon_jit
@@ -168,15 +174,23 @@ def _consume_few(
             log2_sum = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
             whole = (lo == 0) & (hi == blocks)
             slot = 2 * gl.program_id(0) + (item != item0).to(gl.int32)
+            multiple = inverse
             if not whole:
-                gl.store(notes + (slot - tile) * HEIGHT + row, log2_sum, mask=row < rows)
+                first, size = (slot - tile) * HEIGHT, gl.num_programs(0) * (2 * HEIGHT)
+                gl.store(notes + first + row, log2_sum, mask=row < rows)
+                # As in the wide program: a row's largest value becomes 2^15. The join has a factor for each half.
+                most = gl.maximum(gl.maximum(_most(a0, a1, a2, a3), _most(a4, a5, a6, a7)), 1e-30)
+                multiple = 32768.0 / most
+                factors = most * inverse * 2.0**-15
+                gl.store(notes + size + first + row, factors, mask=row < rows)
+                gl.store(notes + 2 * size + first + row, factors, mask=row < rows)
             elif LSE:
                 at = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token + row % heads * lse_head
                 gl.store(at, log2_sum * 0.6931471805599453, mask=row < rows)
             each = (a0, a1, a2, a3, a4, a5, a6, a7)
             for c in gl.static_range(8):
-                _store_few(each[c], c, inverse, out, part, seq, tile, whole, slot, rows, heads, out_seq, out_token,
-                           out_head, HEIGHT)
+                _store_few(each[c], c, inverse, multiple, out, part, seq, tile, whole, slot, rows, heads, out_seq,
+                           out_token, out_head, HEIGHT)
             piece += 1
 
 

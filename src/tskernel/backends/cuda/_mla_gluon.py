@@ -502,9 +502,7 @@ def _join_rows(
         own = part + (at.to(gl.int64) * 512)[:, :, None] + column[None, None, :]
         x = gl.load(own, mask=there[:, :, None], other=0.0)
         sums = gl.load(notes + at, mask=there, other=float("-inf"))
-        factor = 1.0
-        if HEIGHT == 64:
-            factor = gl.load(notes + (1 + gl.program_id(2)) * size + at, mask=there, other=0.0)
+        factor = gl.load(notes + (1 + gl.program_id(2)) * size + at, mask=there, other=0.0)
         _keep_loads_above()
         new = gl.maximum(top, gl.max(sums, 0))
         base = gl.where(new == float("-inf"), 0.0, new)

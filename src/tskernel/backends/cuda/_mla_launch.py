@@ -114,14 +114,13 @@ def _boxes(height: int, page: int) -> tuple[tuple[tuple[int, ...], ...], tuple[t
 
 
 class _Launches(NamedTuple):
-    """The two launches of calls that look the same: tensor maps, and sizes and dtype of what passes between them."""
+    """The two launches of calls that look the same: tensor maps, and sizes of what passes between them."""
 
     queries: View
     cache: View
     decode: Prepared
     join: Prepared
     parts: int
-    kind: torch.dtype
     notes: int
 
 
@@ -180,7 +179,7 @@ def attend(
     ready = _launches.find((scale, plan), tensors)
     if ready is None:
         ready = _launches.keep((scale, plan), tensors, _prepare(q, kv, table, lens, to, lse, scale, plan))
-    part = torch.empty(ready.parts, dtype=ready.kind, device=q.device)
+    part = torch.empty(ready.parts, dtype=torch.float16, device=q.device)
     notes = torch.empty(ready.notes, dtype=torch.float32, device=q.device)
     shares = torch.empty(q.shape[0] + 2, dtype=torch.int32, device=q.device)
     results = (to,) if lse is None else (to, lse)
@@ -218,8 +217,8 @@ def _prepare(
     line = (tiles // lanes, lanes) if height == BLOCK else (tiles,)
     constants = _constants(kv.shape[1], batch, plan, lse is not None)
     sizes = join_sizes(batch, rows, tiles, slots)
-    kind = torch.float16 if height == BLOCK else torch.float32
-    part, notes, shares = (torch.empty(0, dtype=d, device=q.device) for d in (kind, torch.float32, torch.int32))
+    kinds = (torch.float16, torch.float32, torch.int32)
+    part, notes, shares = (torch.empty(0, dtype=kind, device=q.device) for kind in kinds)
     decode = prepare(
         _program(height), (slots,), *queries.maps(q), *cache.maps(kv), out, lse, part, notes, shares, table, lens,
         scale * LOG2E, batch, columns, table.stride(0), *line, rows, heads, q_len, *strides,
@@ -230,7 +229,7 @@ def _prepare(
         part, notes, shares, out, lse, lens, columns, lanes, slots, rows, heads, *strides,
         HEIGHT=height, PAGE=kv.shape[1], LSE=lse is not None, **sizes, num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    return _Launches(queries, cache, decode, join, 2 * slots * height * 512, kind, 2 * slots * height * 3)
+    return _Launches(queries, cache, decode, join, 2 * slots * height * 512, 2 * slots * height * 3)
 
 
 def _program(height: int) -> Any:
@@ -257,7 +256,7 @@ def decode_case(name: str, *, page: int, height: int = BLOCK, batch: int = 64, l
     queries, keys = _boxes(height, page)
     names = ("q", "q_rope", "kv", "kv_rope") if height == BLOCK else ("q", "kv")
     maps = {n: descriptor("bf16", b, _layout(len(b))) for n, b in zip(names, queries + keys, strict=True)}
-    return _case(name, _program(height), height, maps, constants, {"num_warps": 4})
+    return _case(name, _program(height), maps, constants, {"num_warps": 4})
 
 
 def join_case(name: str, *, batch: int, rows: int) -> CompileCase:
@@ -265,19 +264,18 @@ def join_case(name: str, *, batch: int, rows: int) -> CompileCase:
     height = height_of(rows)
     sizes = join_sizes(batch, rows, -(-rows // height), 132)
     constants = {"HEIGHT": height, "PAGE": 64, "LSE": True, **sizes}
-    return _case(name, device.DECLARED["join"], height, {}, constants, {"num_warps": 4, "launch_pdl": True})
+    return _case(name, device.DECLARED["join"], {}, constants, {"num_warps": 4, "launch_pdl": True})
 
 
 def _case(
     name: str,
     function: Any,
-    height: int,
     kinds: dict[str, str],
     constants: dict[str, Any],
     options: dict[str, Any],
 ) -> CompileCase:
     kinds = kinds | {"out": "*bf16", "lse": "*fp32", "table": "*i32", "lens": "*i32", "factor": "fp32"}
-    kinds |= {"part": "*fp16" if height == BLOCK else "*fp32", "notes": "*fp32", "shares": "*i32"}
+    kinds |= {"part": "*fp16", "notes": "*fp32", "shares": "*i32"}
     code = function.function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in arguments}
