@@ -107,6 +107,18 @@ def _most(a, b, c, d):
 
 
 @gluon_jit
+def _note_part(notes, row, rows, log2_sum, factors, HEIGHT: gl.constexpr):
+    """Leave for the join a part's log sums and the factors of its rows, whose largest value is written as 2^15.
+
+    The wide program has a factor for each half of the columns; here both are the same.
+    """
+    size = gl.num_programs(0) * (2 * HEIGHT)
+    gl.store(notes + row, log2_sum, mask=row < rows)
+    gl.store(notes + size + row, factors, mask=row < rows)
+    gl.store(notes + 2 * size + row, factors, mask=row < rows)
+
+
+@gluon_jit
 def _store_few(
     acc, C: gl.constexpr, inverse, multiple, out, part, seq, tile, whole, slot, rows, heads, out_seq, out_token,
     out_head, HEIGHT: gl.constexpr,
@@ -176,21 +188,15 @@ def _consume_few(
             slot = 2 * gl.program_id(0) + (item != item0).to(gl.int32)
             multiple = inverse
             if not whole:
-                first, size = (slot - tile) * HEIGHT, gl.num_programs(0) * (2 * HEIGHT)
-                gl.store(notes + first + row, log2_sum, mask=row < rows)
-                # As in the wide program: a row's largest value becomes 2^15. The join has a factor for each half.
                 most = gl.maximum(gl.maximum(_most(a0, a1, a2, a3), _most(a4, a5, a6, a7)), 1e-30)
                 multiple = 32768.0 / most
-                factors = most * inverse * 2.0**-15
-                gl.store(notes + size + first + row, factors, mask=row < rows)
-                gl.store(notes + 2 * size + first + row, factors, mask=row < rows)
+                _note_part(notes + (slot - tile) * HEIGHT, row, rows, log2_sum, most * inverse * 2.0**-15, HEIGHT)
             elif LSE:
                 at = lse + seq.to(gl.int64) * lse_seq + (row // heads).to(gl.int64) * lse_token + row % heads * lse_head
                 gl.store(at, log2_sum * 0.6931471805599453, mask=row < rows)
-            each = (a0, a1, a2, a3, a4, a5, a6, a7)
             for c in gl.static_range(8):
-                _store_few(each[c], c, inverse, multiple, out, part, seq, tile, whole, slot, rows, heads, out_seq,
-                           out_token, out_head, HEIGHT)
+                _store_few((a0, a1, a2, a3, a4, a5, a6, a7)[c], c, inverse, multiple, out, part, seq, tile, whole, slot,
+                           rows, heads, out_seq, out_token, out_head, HEIGHT)
             piece += 1
 
 
