@@ -102,7 +102,12 @@ def _table() -> dict[str, dict[str, list[int]]]:
 def tile_of(rows: int, kind: Numbers, itemsize: int, chip: Chip, *, device_name: str = "") -> Tile:
     """Return the tile for so many rows of ``a`` per matrix: the device's own or the part's, from _gemm_tiles.json."""
     size = "few" if rows <= FEW else "some" if rows <= 64 else "many"
-    width = "packed" if kind.b_kind != "plain" else "bytes" if itemsize == 1 else "wide" if itemsize == 4 else "halves"
+    if kind.b_kind != "plain":
+        width = "packed"
+    elif kind.how == "group" and not kind.into:
+        width = "blocks"  # a second sum for the product of a block
+    else:
+        width = {1: "bytes", 4: "wide"}.get(itemsize, "halves")
     table = _table()
     found = {**table["hip" if chip.hip else "cuda"], **table.get(device_name, {})}
     tile = Tile(*found[f"{size} {width}"])
@@ -211,13 +216,14 @@ def _work(
     alpha_step = 0 if alpha is None or alpha.numel() == 1 else alpha.stride(0)
     bias_step = bias.stride(0) if bias is not None and bias.dim() == 2 else 0
     parts = {"HOW": kind.how, "A_SCALED": a_scale is not None, "ALPHA": alpha is not None, "BIAS": bias is not None}
+    units = {"A_UNIT": a.stride(-1) == 1, "B_UNIT": b.stride(-1) == 1}
     values = (
         a, b, out, a_scale, b_scale, alpha, bias, offsets, work, rows, n, k, groups, tiles_m, tiles_n, *_three(a),
         *_three(b), *_three(out)[:2], *a_steps, *b_steps, alpha_step, bias_step,
     )  # fmt: skip
     constants = {
         **constants_of(kind, tile, splits=splits, swap=swap, groups=groups, k=k, integer=a.dtype == torch.int8),
-        **parts,
+        **parts, **units,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
     programs = [host.Program(device._multiply, (tiles_m * tiles_n, batch, splits), values, constants)]
@@ -274,7 +280,14 @@ def case(
     constants = constants_of(
         kind, tile, splits=splits, swap=tile.block_m <= FEW, groups=groups, k=8192, integer=a == torch.int8
     )
-    constants |= {"HOW": kind.how, "A_SCALED": scaled and quant != "none", "ALPHA": True, "BIAS": True}
+    constants |= {
+        "HOW": kind.how,
+        "A_SCALED": scaled and quant != "none",
+        "ALPHA": True,
+        "BIAS": True,
+        "A_UNIT": True,
+        "B_UNIT": True,
+    }
     scale = {"mxfp8": "*u8", "mxfp4": "*u8", "nvfp4": "*fp8e4nv"}.get(quant, "*fp32")
     types = {"a": f"*{_NAMES[a]}", "b": f"*{_NAMES[b]}", "out": "*bf16", "bias": "*bf16", "alpha": "*fp32"}
     types |= {"a_scale": scale if constants["A_SCALED"] else "none", "b_scale": scale if quant != "none" else "none"}

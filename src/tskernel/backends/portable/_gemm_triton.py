@@ -51,7 +51,7 @@ def _as(x, TYPE: tl.constexpr):
 
 @jit
 def _numbers(ptr, row, k0, k, row_step, column_step, KIND: tl.constexpr, TYPE: tl.constexpr, BLOCK_K: tl.constexpr,
-             TAIL: tl.constexpr):
+             UNIT: tl.constexpr, TAIL: tl.constexpr):
     """Load columns k0 to k0 + BLOCK_K of rows (offsets of 64 bits) as TYPE; those from ``k`` on are 0.
 
     KIND: "plain" numbers, or "fp4" and "int4", two to a byte, low nibble first.
@@ -59,12 +59,12 @@ def _numbers(ptr, row, k0, k, row_step, column_step, KIND: tl.constexpr, TYPE: t
     at = ptr + row[:, None] * row_step
     if KIND == "plain":
         column = k0 + tl.arange(0, BLOCK_K)
-        at = at + column.to(tl.int64)[None, :] * column_step
+        at = at + (column if UNIT else column.to(tl.int64) * column_step)[None, :]
         x = tl.load(at, mask=(column < k)[None, :], other=0.0) if TAIL else tl.load(at)
         return _as(x, TYPE)
     else:
         column = k0 // 2 + tl.arange(0, BLOCK_K // 2)
-        at = at + column.to(tl.int64)[None, :] * column_step
+        at = at + (column if UNIT else column.to(tl.int64) * column_step)[None, :]
         ZERO: tl.constexpr = 0x88 if KIND == "int4" else 0
         x = tl.load(at, mask=(2 * column < k)[None, :], other=ZERO) if TAIL else tl.load(at)
         x = x.to(tl.int32)
@@ -101,6 +101,19 @@ def _scaled(x, ptr, row, k0, groups, row_step, column_step, TYPE: tl.constexpr, 
 
 
 @jit
+def _block_scale(a_scale, b_scale, row, tall, group, groups, a_row, a_column, b_row, b_column, A_SCALED: tl.constexpr,
+                 POWER: tl.constexpr, SWAP: tl.constexpr):
+    """Return the factors of a block's product: of one group of K, for rows of both operands."""
+    at = group + tl.arange(0, 1)
+    s = tl.reshape(_scales(b_scale, tall, at, groups, b_row, b_column, POWER, False), [tall.shape[0]])
+    s = s[:, None] if SWAP else s[None, :]
+    if A_SCALED:
+        t = tl.reshape(_scales(a_scale, row, at, groups, a_row, a_column, POWER, False), [row.shape[0]])
+        s = s * (t[None, :] if SWAP else t[:, None])
+    return s
+
+
+@jit
 def _product(x, w, acc, SWAP: tl.constexpr, ADD: tl.constexpr):
     """Return ``x @ w^T``, or its transpose, which puts many rows of w on the side of the matrix instruction's rows."""
     if SWAP:
@@ -109,6 +122,15 @@ def _product(x, w, acc, SWAP: tl.constexpr, ADD: tl.constexpr):
         return tl.dot(x, tl.trans(w), acc=acc, input_precision="ieee", out_dtype=acc.dtype)
     else:
         return tl.dot(x, tl.trans(w), input_precision="ieee", out_dtype=acc.dtype)
+
+
+@jit
+def _in_bands(tiles_m, tiles_n, BAND: tl.constexpr):
+    """Return which tile of rows and of columns this program has: BAND tiles of rows, column by column, and on."""
+    program, width = tl.program_id(0), BAND * tiles_n
+    first = program // width * BAND
+    height = tl.minimum(tiles_m - first, BAND)
+    return first + program % width % height, program % width // height
 
 
 @jit
@@ -155,7 +177,7 @@ def _multiply(
     A_KIND: tl.constexpr, B_KIND: tl.constexpr, TYPE: tl.constexpr, SUM: tl.constexpr, HOW: tl.constexpr,
     A_SCALED: tl.constexpr, GROUP: tl.constexpr, TALL: tl.constexpr, INTO: tl.constexpr, EACH: tl.constexpr,
     POWER: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, SPLITS: tl.constexpr,
-    SWAP: tl.constexpr, TAIL: tl.constexpr, BAND: tl.constexpr,
+    SWAP: tl.constexpr, TAIL: tl.constexpr, BAND: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """One tile of the result, or one share of its K.
@@ -164,11 +186,7 @@ def _multiply(
     of ``a`` are grouped by ``offsets``, else matrices are batched. BAND: tiles of so many rows are taken column by
     column, so that what they read stays in the cache.
     """
-    program = tl.program_id(0)
-    width = BAND * tiles_n
-    first = program // width * BAND
-    height = tl.minimum(tiles_m - first, BAND)
-    tile, column0 = first + program % width % height, (program % width // height).to(tl.int64) * BLOCK_N
+    tile, column0 = _in_bands(tiles_m, tiles_n, BAND)
     batch, end, zero = tl.program_id(1).to(tl.int64), m, False
     a_index, row0 = batch, tile * BLOCK_M
     if GROUPS > 0:
@@ -177,7 +195,7 @@ def _multiply(
             return
         zero, batch, a_index = group == groups, tl.minimum(group, groups - 1).to(tl.int64), 0
     row = row0.to(tl.int64) + tl.arange(0, BLOCK_M)
-    column = column0 + tl.arange(0, BLOCK_N)
+    column = column0.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside, present = row < end, column < n
     row, column = tl.minimum(row, end - 1), tl.minimum(column, n - 1)  # the last one again: it has an address
     a, b = a + a_index * a_batch, b + batch * b_batch
@@ -191,22 +209,16 @@ def _multiply(
     tall = column // TALL
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.int32 if SUM == "i32" else tl.float32)
     for k0 in range(lo, hi, BLOCK_K):
-        x = _numbers(a, row, k0, k, a_row, a_column, A_KIND, TYPE, BLOCK_K, TAIL)
-        w = _numbers(b, column, k0, k, b_row, b_column, B_KIND, TYPE, BLOCK_K, TAIL)
+        x = _numbers(a, row, k0, k, a_row, a_column, A_KIND, TYPE, BLOCK_K, A_UNIT, TAIL)
+        w = _numbers(b, column, k0, k, b_row, b_column, B_KIND, TYPE, BLOCK_K, B_UNIT, TAIL)
         if HOW == "group" and INTO:
             if A_SCALED:
                 x = _scaled(x, a_scale_at, row, k0, k_groups, a_scale_row, a_scale_column, TYPE, GROUP, EACH, POWER,
                             TAIL)
             w = _scaled(w, b_scale_at, tall, k0, k_groups, b_scale_row, b_scale_column, TYPE, GROUP, EACH, POWER, TAIL)
         if HOW == "group" and not INTO:
-            at = k0 // GROUP + tl.arange(0, 1)
-            s = _scales(b_scale_at, tall, at, k_groups, b_scale_row, b_scale_column, POWER, False)
-            s = tl.reshape(s, [BLOCK_N])
-            s = s[:, None] if SWAP else s[None, :]
-            if A_SCALED:
-                t = _scales(a_scale_at, row, at, k_groups, a_scale_row, a_scale_column, POWER, False)
-                t = tl.reshape(t, [BLOCK_M])
-                s = s * (t[None, :] if SWAP else t[:, None])
+            s = _block_scale(a_scale_at, b_scale_at, row, tall, k0 // GROUP, k_groups, a_scale_row, a_scale_column,
+                             b_scale_row, b_scale_column, A_SCALED, POWER, SWAP)
             acc += _product(x, w, acc, SWAP, False) * s
         else:
             acc = _product(x, w, acc, SWAP, True)
