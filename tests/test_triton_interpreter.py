@@ -126,6 +126,47 @@ print(ran)
 """
 
 
+@pytest.mark.slow
+def test_products_in_shares_tails_and_odd_groups() -> None:
+    """K in up to six shares, the last of them short or empty; scales of any number of columns; empty groups."""
+    assert interpret("-c", PRODUCTS).split() == ["14"]
+
+
+PRODUCTS = """
+import torch
+import tskernel
+import interpreted
+interpreted.declare("sm90")
+from tskernel.backends.portable import _gemm
+from tskernel.testing import SampleMaker, compare, oracle
+from tskernel.ops.gemm._samples import quantized_pairs
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what is allocated
+ran, make, whole = 0, SampleMaker(), _gemm.tile_of
+_gemm.tile_of = lambda *a, **k: whole(*a, **k)._replace(splits=6)
+for name, pair in quantized_pairs(make, 3, 70, 416, torch.bfloat16):
+    call = {**pair, "bias": make.randn((70,), torch.float32), "out_dtype": torch.float32}
+    if pair["quant"] == "w4a16":  # groups of 26 columns
+        call["b_scale"] = make.rand((70, 16), torch.float32)
+    compare(tskernel.mm(**call, override="portable/mm/triton"), oracle("mm", **call))
+    ran += 1
+b = torch.randn(2, 70, 416)
+call = {"a": torch.randn(2, 5, 416), "b": b, "alpha": torch.tensor([0.5, -2.0])}
+compare(tskernel.bmm(**call, override="portable/bmm/triton"), oracle("bmm", **call))
+ran += 1
+_gemm.tile_of = whole
+for ends in ([0, 0, 19, 19], [3, 20, 20, 40]):
+    a, offsets = torch.randn(23, 64), torch.tensor(ends, dtype=torch.int32).clamp(max=23)
+    a[int(offsets[-1]) :] = float("nan")
+    call = {"a": a, "b": torch.randn(4, 33, 64), "offsets": offsets, "bias": torch.randn(4, 33)}
+    got = tskernel.grouped_mm(**call, override="portable/grouped_mm/triton")
+    compare(got, oracle("grouped_mm", **call))
+    ran += 1
+print(ran)
+"""
+
+
 EDGES = [
     "tests/ops/test_attention_masks.py::test_att_01_empty_sequences",
     "tests/ops/test_attention_masks.py::test_att_04_padded_batch",
