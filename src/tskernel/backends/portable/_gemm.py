@@ -25,7 +25,7 @@ FEW: Final = 16  # rows of ``a`` of a decode step
 JOIN: Final = 512  # columns of a program of the second launch
 TILES: Final = Path(__file__).with_name("_gemm_tiles.json")
 _GROUPS: Final = {"fp8_block": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
-_NAMES: Final = {
+NAMES: Final = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8", torch.uint8: "u8",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.float8_e4m3fnuz: "fp8e4b8",
     torch.float8_e5m2fnuz: "fp8e5b16",
@@ -83,7 +83,7 @@ def numbers(a: Tensor, b: Tensor, b_scale: Tensor | None, quant: str, *, scaled:
     if quant == "none" or (quant == "int8" and scaled):
         kind = "same"
     elif not scaled:
-        kind = "fp32" if each else _NAMES[a.dtype]
+        kind = "fp32" if each else NAMES[a.dtype]
     elif how == "group" and quant != "fp8_block":
         kind = "bf16"  # exact: at most 6 significant bits, and the range of fp32
     else:
@@ -289,7 +289,7 @@ def case(
         "B_UNIT": True,
     }
     scale = {"mxfp8": "*u8", "mxfp4": "*u8", "nvfp4": "*fp8e4nv"}.get(quant, "*fp32")
-    types = {"a": f"*{_NAMES[a]}", "b": f"*{_NAMES[b]}", "out": "*bf16", "bias": "*bf16", "alpha": "*fp32"}
+    types = {"a": f"*{NAMES[a]}", "b": f"*{NAMES[b]}", "out": "*bf16", "bias": "*bf16", "alpha": "*fp32"}
     types |= {"a_scale": scale if constants["A_SCALED"] else "none", "b_scale": scale if quant != "none" else "none"}
     types |= {"offsets": "*i32" if groups else "none", "work": "*fp32" if splits > 1 else "none", "m": "i32"}
     types |= {"tiles_m": "i32", "tiles_n": "i32", "groups": "i32", "a_column": "1", "b_column": "1"}

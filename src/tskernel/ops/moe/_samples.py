@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from tskernel.ops.moe._placement import block_experts, max_padded_slots, place, slot_experts
 from tskernel.ops.moe._weights import FP8_BLOCK, MXFP4_BLOCK
 
+_FP4_RMS = 2.93  # of all e2m1 codes alike
 # tokens, top_k, experts, hidden, intermediate
 _SHAPES = {
     "ordinary": (9, 2, 4, 64, 32),
@@ -28,7 +30,9 @@ def _weight(make: Any, dtype: torch.dtype, quant: str, shape: tuple[int, int, in
     if quant == "none":
         return (make.randn(shape, torch.float32) * size).to(dtype), None
     if quant == "mxfp4":
-        exponent = make.randint(122, 126, (experts, rows, columns // MXFP4_BLOCK), torch.int32).to(torch.uint8)
+        middle = 127 + round(math.log2(size / _FP4_RMS))
+        blocks = (experts, rows, columns // MXFP4_BLOCK)
+        exponent = make.randint(middle - 1, middle + 2, blocks, torch.int32).to(torch.uint8)
         return make.randint(0, 256, (experts, rows, columns // 2), torch.int32).to(torch.uint8), exponent
     if quant == "w4a16":
         scale = (make.rand((experts, rows, 2), torch.float32) + 0.5) * size / 4
