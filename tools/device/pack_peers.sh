@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pack the peers of the benchmarks for a GPU machine without a network: FOLDER/part1.tar.xz (FlashAttention-3 and -4,
-# FlashInfer, quack, pytest) and FOLDER/part2.tar.xz (the CuTe DSL). For Python 3.12 on Linux x86-64.
+# FlashInfer, quack, cuda-bindings, pytest) and FOLDER/part2.tar.xz (the CuTe DSL). For Python 3.12 on Linux x86-64.
 # Usage: tools/device/pack_peers.sh FOLDER [FLASHINFER_MODULES]
 # FLASHINFER_MODULES: a folder of modules built ahead by build_flashinfer.py; without it FlashInfer compiles them there.
 set -euo pipefail
@@ -19,17 +19,21 @@ get() { # get FOLDER REQUIREMENT...
     for wheel in "$work/$1.wheels"/*.whl; do unzip -qo "$wheel" -d "$work/$1"; done
 }
 get part1 tokenspeed-fa3==3.0.0.post20260810 flashinfer-python==0.7.4 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 \
-    apache-tvm-ffi==0.1.15.post2 einops torch-c-dlpack-ext cuda-tile nccl4py ninja \
+    apache-tvm-ffi==0.1.15.post2 einops torch-c-dlpack-ext cuda-tile nccl4py ninja cuda-bindings \
     pytest==9.2.0 pytest-xdist==3.8.0 execnet pluggy iniconfig hypothesis sortedcontainers expecttest
 # These wheels share one top-level folder, which pip would replace wheel by wheel.
 get part2 nvidia-cutlass-dsl==4.8.1 nvidia-cutlass-dsl-libs-base==4.8.1 nvidia-cutlass-dsl-libs-core==4.8.1 \
-    nvidia-cutlass-dsl-libs-cu13==4.8.1 cuda-bindings
+    nvidia-cutlass-dsl-libs-cu13==4.8.1
 
 # Sources of kernels for other parts: half of FlashInfer's size.
 sources="$work/part1/flashinfer/data/csrc"
 rm -rf "$sources"/cake_* "$sources/kda" "$sources/gdn" "$sources"/fused_moe/cake* "$work"/part1/nccl/*/lib
 if [ -n "$modules" ]; then cp -r "$modules" "$work/part1/flashinfer/data/aot"; fi
-for part in part1 part2; do
-    XZ_OPT="-9 -T2" tar -cJf "$to/$part.tar.xz" -C "$work/$part" .
-    ls -l "$to/$part.tar.xz"
-done
+# A call carries 64 MiB: the branch filter and a dictionary that spans the whole part bring the second below it.
+pack() { # pack PART XZ_OPTION...
+    tar -cf - -C "$work/$1" . | xz "${@:2}" >"$to/$1.tar.xz"
+    ls -l "$to/$1.tar.xz"
+}
+pack part1 -9 -T2 --block-size=40MiB &
+pack part2 --x86 --lzma2=preset=9e,dict=256MiB
+wait
