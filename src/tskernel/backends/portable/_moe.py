@@ -28,7 +28,7 @@ TALLEST: Final = 128  # rows of a tile
 class Slots(NamedTuple):
     """Which slots each tile has: sorted ones (``order``, ``owners``, ``padded``), or all ``ids`` to look among."""
 
-    count: int
+    total: int
     top_k: int
     block: int
     order: Tensor | None = None
@@ -86,7 +86,7 @@ def outputs(
     """Write each slot's expert applied to its token to ``out [slots, H]``; rows of slots without one are left alone."""
     inner = second.weight.shape[2] * (2 if quant in PACKED else 1)
     rounded = _rounded(first, quant) is not None or _rounded(second, quant) is not None
-    h = torch.empty((slots.count, inner), dtype=torch.float32 if rounded else x.dtype, device=x.device)
+    h = torch.empty((slots.total, inner), dtype=torch.float32 if rounded else x.dtype, device=x.device)
     multiply(x, first, h, slots, quant=quant, activation=(activation, alpha, limit), divide=slots.top_k)
     multiply(h, second, out, slots, quant=quant, dtype=x.dtype)
 
@@ -124,7 +124,7 @@ def multiply(
     name, alpha, limit = activation or ("", 0.0, 0.0)
     how = How(kind, tile, x_how, activation is not None, name, float(alpha), float(limit), divide, quant in PACKED)
     tensors = (like, expert.weight, out, x_scale, scale, host.unit(expert.bias), *slots[3:])
-    host.run(_plans, _work, tensors, how, slots.count, slots.top_k, slots.block)
+    host.run(_plans, _work, tensors, how, slots.total, slots.top_k, slots.block)
 
 
 def _quantized(x: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
