@@ -167,6 +167,33 @@ print(ran)
 """
 
 
+@pytest.mark.slow
+def test_experts_of_sorted_slots() -> None:
+    """Every sample of ``moe_fused`` as if its slots were too many to look among: by blocks of one expert."""
+    assert int(interpret("-c", EXPERTS)) >= 16
+
+
+EXPERTS = """
+import torch
+import interpreted
+interpreted.declare("sm90")
+from helpers import declines
+from test_conformance import actual, expected
+from tskernel.backends.portable import _moe
+from tskernel.library import ops
+from tskernel.testing import compare, samples_of
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what is allocated
+_moe.FEW_SLOTS, op, kernel, ran = 0, ops.get("moe_fused"), "portable/moe_fused/triton", 0
+for dtype, sample in samples_of(op, dtypes=[torch.bfloat16]):
+    if declines(kernel, op, sample, "") is None:
+        compare(actual(op, kernel, sample, ""), expected(op, sample, ""))
+        ran += 1
+print(ran)
+"""
+
+
 EDGES = [
     "tests/ops/test_attention_masks.py::test_att_01_empty_sequences",
     "tests/ops/test_attention_masks.py::test_att_04_padded_batch",
