@@ -1,16 +1,25 @@
 # `make demo` and `make test` need nothing but Python 3.10+ and a network or wheel cache for pip.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-vllm lint docs clean
 
 demo: $(STAMP)
 	$(PY) -m tskernel demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 $(PYTEST_ARGS)
+
+# Real vLLM on the CPU, in an environment of its own: its versions of torch and transformers are pinned.
+test-vllm: $(VLLM_VENV)/.complete
+	$(VLLM_VENV)/bin/python -m pytest -n 2 tests/integrations/test_vllm.py $(PYTEST_ARGS)
+
+$(VLLM_VENV)/.complete: tools/vllm_environment.sh pyproject.toml
+	tools/vllm_environment.sh $(VLLM_VENV)
+	touch $@
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -35,4 +44,4 @@ $(STAMP): constraints.txt pyproject.toml setup.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(VLLM_VENV) build dist

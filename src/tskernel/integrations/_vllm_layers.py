@@ -90,9 +90,9 @@ def install_rope() -> str:
 
 
 def _rotary_embedding(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
-    if key is None or query.dim() > 3 or getattr(self, "use_flashinfer", False):
-        return RotaryEmbedding.forward_native(self, positions, query, key)
     table = self.cos_sin_cache
+    if key is None or query.dim() > 3 or table.shape[1] != self.rotary_dim:
+        return RotaryEmbedding.forward_native(self, positions, query, key)
     return ops.apply_rope(
         positions.flatten(), query, key, table, is_neox=self.is_neox_style,
         head_size=self.head_size if query.dim() == 2 else None,

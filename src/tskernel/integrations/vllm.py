@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Final
@@ -68,7 +69,7 @@ def register() -> None:
         raise RuntimeError(f"tskernel cannot replace what {SWITCH} names in vLLM {version}: {reasons}")
     done = "; ".join(f"{part}: {what}" for part, what in _installed.items())
     left = "".join(f"; NOT {part}, it stays vLLM's: {why}" for part, why in failed.items())
-    _log().info("tskernel in vLLM %s: %s%s", version, done, left)
+    _say(f"tskernel in vLLM {version}: {done or 'nothing'}{left}")
 
 
 def _installer(part: str) -> Callable[[], str]:
@@ -76,8 +77,11 @@ def _installer(part: str) -> Callable[[], str]:
     return getattr(import_module(_MODULES + module), f"install_{part}")
 
 
-def _log() -> logging.Logger:
-    """Return a logger that vLLM's handler prints."""
+def _say(line: str) -> None:
+    """Log a line as vLLM does; vLLM loads plugins before it sets up its log in some processes."""
     from vllm.logger import init_logger
 
-    return init_logger("vllm.tskernel")
+    if logging.getLogger("vllm").handlers:
+        init_logger("vllm.tskernel").info(line)
+    else:
+        sys.stderr.write(f"{line}\n")
