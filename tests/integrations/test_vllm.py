@@ -134,5 +134,5 @@ def test_what_has_no_place_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pytes
     said = capfd.readouterr()
     assert "NOT norm, it stays vLLM's: AttributeError: no norm in this release" in said.err + said.out
     monkeypatch.setenv("TSKERNEL_VLLM", "norm")
-    with pytest.raises(RuntimeError, match="tskernel cannot replace what TSKERNEL_VLLM names in vLLM .*norm"):
+    with pytest.raises(RuntimeError, match="cannot replace what TSKERNEL_VLLM names"):
         plugin.register()

@@ -1,4 +1,4 @@
-"""Runs a saved toy model in vLLM on this CPU and prints, as JSON, tokens, log-probabilities and which ops ran how often.
+"""Runs a saved toy model in vLLM on this CPU; prints tokens, log-probabilities and which ops ran how often, as JSON.
 
 Usage: vllm_run.py MODEL_FOLDER eager|compiled. A process of its own: vLLM loads its plugins once.
 """
@@ -38,4 +38,4 @@ def main(folder: str, mode: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("RESULT " + json.dumps(main(*sys.argv[1:])))
+    sys.stdout.write(f"RESULT {json.dumps(main(*sys.argv[1:]))}\n")

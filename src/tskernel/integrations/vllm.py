@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """vLLM on ``torch.ops.tokenspeed``: attention, norms, activations, rotary embeddings and experts.
 
 A plugin that vLLM finds by itself (entry point ``vllm.general_plugins``). It does nothing unless asked:
