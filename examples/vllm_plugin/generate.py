@@ -1,4 +1,4 @@
-"""Generate with vLLM on tskernel's ops: python examples/vllm/generate.py MODEL."""
+"""Generate with vLLM on tskernel's ops: python examples/vllm_plugin/generate.py MODEL."""
 
 from __future__ import annotations
 
