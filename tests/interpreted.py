@@ -20,7 +20,10 @@ def declare(platform: str) -> None:
 
 
 def _round_bf16() -> None:
-    """Let the interpreter round to the nearest bf16, ties to even, as every device does: it cuts bits off."""
+    """Let the interpreter round to the nearest bf16, ties to even, as every device does: it cuts bits off.
+
+    And integers become the bf16 of their value: it keeps bf16 as uint16 and would take the integer for the bits.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -28,6 +31,8 @@ def _round_bf16() -> None:
     plain = InterpreterBuilder.cast_impl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if src.dtype.scalar.is_int() and dst_type.scalar == tl.bfloat16:
+            src = TensorHandle(src.data.astype(np.float32), tl.float32)
         if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
             bits = np.ascontiguousarray(src.data).view(np.uint32)
             nearest = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
