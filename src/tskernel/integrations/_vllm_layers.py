@@ -21,20 +21,24 @@ ops = torch.ops.tokenspeed
 METHODS = ("forward_native", "forward_cuda", "forward_hip", "forward_cpu", "forward_xpu", "forward_oot")
 
 
-def replace(original: type, forward: Any, **more: Any) -> str:
-    """Register a subclass of ``original`` whose forward methods are all ``forward``; return the name."""
-    name = original.__name__
-    if name in op_registry_oot:
-        raise TypeError(f"{name} is already replaced by {op_registry_oot[name]}")
-    methods = dict.fromkeys(METHODS, forward)
-    new = type(f"Tokenspeed{name}", (original,), {"__module__": __name__, **methods, **more})
-    original.register_oot(new, name=name)  # pyright: ignore[reportAttributeAccessIssue]
-    return name
+def replace(forwards: dict[type, Any], **more: Any) -> str:
+    """Register a subclass of each class, all of whose forward methods are the given one; return the names.
+
+    Nothing is registered when one of them is replaced already.
+    """
+    for original in forwards:
+        if original.__name__ in op_registry_oot:
+            raise TypeError(f"{original.__name__} is already replaced by {op_registry_oot[original.__name__]}")
+    for original, forward in forwards.items():
+        name, methods = original.__name__, dict.fromkeys(METHODS, forward)
+        new = type(f"Tokenspeed{name}", (original,), {"__module__": __name__, **methods, **more.get(name, {})})
+        original.register_oot(new, name=name)  # pyright: ignore[reportAttributeAccessIssue]
+    return ", ".join(original.__name__ for original in forwards)
 
 
 def install_norm() -> str:
     """Replace RMSNorm and GemmaRMSNorm."""
-    return ", ".join([replace(vllm_norm.RMSNorm, _rmsnorm), replace(vllm_norm.GemmaRMSNorm, _gemma_rmsnorm)])
+    return replace({vllm_norm.RMSNorm: _rmsnorm, vllm_norm.GemmaRMSNorm: _gemma_rmsnorm})
 
 
 def _rmsnorm(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
@@ -58,12 +62,12 @@ def _gemma_rmsnorm(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
 
 def install_activation() -> str:
     """Replace the gated activations."""
-    names = [
-        replace(vllm_activation.SiluAndMul, staticmethod(_silu_and_mul), __init__=_without_compilation),
-        replace(vllm_activation.GeluAndMul, _gelu_and_mul),
-        replace(vllm_activation.SwigluOAIAndMul, _swiglu_oai),
-    ]
-    return ", ".join(names)
+    forwards = {
+        vllm_activation.SiluAndMul: staticmethod(_silu_and_mul),
+        vllm_activation.GeluAndMul: _gelu_and_mul,
+        vllm_activation.SwigluOAIAndMul: _swiglu_oai,
+    }
+    return replace(forwards, SiluAndMul={"__init__": _without_compilation})
 
 
 def _without_compilation(self: Any, *, compile_native: bool = True) -> None:
@@ -85,8 +89,8 @@ def _swiglu_oai(self: Any, x: Tensor) -> Tensor:
 def install_rope() -> str:
     """Replace RotaryEmbedding, and those of its kinds that differ only in their table of angles."""
     classes = [c for c in vars(vllm_rope).values() if isinstance(c, type) and issubclass(c, RotaryEmbedding)]
-    plain = {c.__name__: c for c in classes if c.forward_native is RotaryEmbedding.forward_native}
-    return ", ".join(replace(c, _rotary_embedding) for c in plain.values())
+    plain = [c for c in classes if c.forward_native is RotaryEmbedding.forward_native]
+    return replace(dict.fromkeys(plain, _rotary_embedding))
 
 
 def _rotary_embedding(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
