@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from _report import Target, ratio, ratio_text, table, target_table, trouble, us_text
+
 TITLES = {
     "prefill": "Prefill",
     "gpt-oss": "Prefill, GPT-OSS shapes (D 64, 64/8 heads, sinks)",
@@ -14,6 +16,7 @@ TITLES = {
     "mla": "MLA decode (absorbed, 512 + 64)",
 }
 Result = dict[str, Any]
+FAULTS = ("WRONG", "failed")
 
 
 class Found(NamedTuple):
@@ -63,26 +66,6 @@ def peer_us(found: Found, prefix: str) -> float | None:
 # targets
 
 
-class Target(NamedTuple):
-    """One bound of issue 3 on one row: ``value`` must be at most ``bound``."""
-
-    what: str
-    value: float | None
-    bound: float
-
-    @property
-    def verdict(self) -> str:
-        """What to print."""
-        if self.value is None:
-            return "not measured"
-        return "met" if self.value <= self.bound else "MISSED"
-
-
-def ratio(a: float | None, b: float | None) -> float | None:
-    """Return a / b where both are known."""
-    return None if a is None or b is None else a / b
-
-
 def targets(found: Found, rows: Sequence[Found]) -> Iterator[Target]:
     """Yield what issue 3 asks of a row."""
     group, own = found.row["group"], us_of(found.own)
@@ -121,19 +104,9 @@ def _decode_targets(found: Found, own: float | None, rows: Sequence[Found]) -> I
 # text
 
 
-def us_text(us: float | None) -> str:
-    """Return a time, or a dash."""
-    return "-" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
-
-
 def named(result: Result | None) -> str:
     """Return a time and whose it is."""
     return "-" if result is None else f"{us_text(result['us'])} {result['name']}"
-
-
-def ratio_text(value: float | None) -> str:
-    """Return a ratio, or a dash."""
-    return "-" if value is None else f"{value:.2f}"
 
 
 def rate_text(row: dict[str, Any], us: float | None) -> str:
@@ -141,11 +114,6 @@ def rate_text(row: dict[str, Any], us: float | None) -> str:
     if us is None:
         return "-"
     return f"{row['flops'] / us / 1e6:.0f} TF" if row["kind"] == "prefill" else f"{row['bytes'] / us / 1e6:.2f} TB/s"
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)]
 
 
 def summary(rows: Sequence[Found]) -> list[str]:
@@ -202,40 +170,19 @@ def markdown(data: dict[str, Any], plots: dict[str, str]) -> str:
         if chosen:
             text += ["", f"## {title}", "", f"![{title}]({plots[group]})"] if group in plots else ["", f"## {title}"]
             text += ["", *summary(chosen), "", "All times:", "", *everything(chosen)]
-    text += ["", "## Targets of issue 3", "", *target_table(rows)]
+    text += ["", "## Targets of issue 3", "", *target_table([(f.name, t) for f in rows for t in targets(f, rows)])]
     if data["host"]:
         text += ["", "## Host time of one eager decode call, one request, one token", ""]
         text += table(
             ["call", "us"], [[h["name"], us_text(h.get("us")) if "us" in h else h["note"]] for h in data["host"]]
         )
-    text += ["", "## Wrong or failed", "", *trouble(rows)]
-    return "\n".join(text) + "\n"
-
-
-def target_table(rows: Sequence[Found]) -> list[str]:
-    """Return the targets, missed ones first."""
-    found = [(f.name, t) for f in rows for t in targets(f, rows)]
-    order = {"MISSED": 0, "not measured": 1, "met": 2}
-    found.sort(key=lambda x: order[x[1].verdict])
-    counts = ", ".join(f"{sum(t.verdict == v for _, t in found)} {v}" for v in order)
-    lines = [[name, t.what, ratio_text(t.value), f"<= {t.bound:.2f}", t.verdict] for name, t in found]
-    return [counts + ".", "", *table(["row", "what", "measured", "target", ""], lines)]
-
-
-def trouble(rows: Sequence[Found]) -> list[str]:
-    """Return what could not be timed, and why."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for f in rows:
-        for r in f.row["results"]:
-            if r["status"] in ("WRONG", "failed"):
-                lines.setdefault((r["name"], r["status"], r["note"].replace("|", "/")), []).append(f.name)
-    if not lines:
-        return ["Nothing."]
-    cells = [
-        [n, s, why, names[0] + (f" and {len(names) - 1} more" if names[1:] else "")]
-        for (n, s, why), names in lines.items()
+    text += [
+        "",
+        "## Wrong or failed",
+        "",
+        *trouble([(f.name, r) for f in rows for r in f.row["results"] if r["status"] in FAULTS]),
     ]
-    return table(["contender", "", "why", "rows"], cells)
+    return "\n".join(text) + "\n"
 
 
 # plots

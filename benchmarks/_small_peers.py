@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from _side_by_side import Call, Prepare, keeping
 from _small_rows import DEVICE, PAGE, Arguments, Row
 from torch import Tensor
 
@@ -20,19 +21,6 @@ from tskernel.library import ops
 from tskernel.testing import kernel_names
 
 os.environ.setdefault("FLASHINFER_DISABLE_VERSION_CHECK", "1")
-Call = Callable[[], Any]
-Prepare = Callable[[Arguments], Call]
-
-
-def keeping(function: Callable[..., Any], *given: Any, **options: Any) -> Call:
-    """Return a call that holds what it returned last."""
-    held: list[Any] = [None]
-
-    def call() -> Any:
-        held[0] = function(*given, **options)
-        return held[0]
-
-    return call
 
 
 def ours(op: str, override: str | None) -> Prepare:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from _report import save
 
 OURS = "/"  # what only the names of our kernels hold
 
@@ -67,7 +68,4 @@ def write(data: dict[str, Any], to: Path, stem: str = "small-ops-h200") -> list[
     failed = [f"- {r['row']}, {x['name']}: {x['note']}" for r in data["rows"] for x in r["results"] if x["note"]]
     missing = [f"- {x}" for x in data["left_out"]]
     parts = [*head, *table(data), *(["", "## Not timed", "", *failed, *missing] if failed or missing else [])]
-    page, raw = to / f"{stem}.md", to / f"{stem}.json"
-    page.write_text("\n".join(parts) + "\n")
-    raw.write_text(json.dumps(data, indent=1) + "\n")
-    return [page, raw]
+    return save(data, parts, to, stem)

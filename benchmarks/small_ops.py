@@ -15,15 +15,11 @@ are not installed are left out, which the result says.
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib.metadata
 import json
 import math
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +27,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [p for p in (str(ROOT / "src"), str(Path(__file__).parent)) if p not in sys.path]
 
 import torch  # noqa: E402
-from _small_peers import Prepare, contenders, keeping, results  # noqa: E402
+from _side_by_side import (  # noqa: E402
+    Contender,
+    Prepare,
+    arguments_of,
+    call_once,
+    first_line,
+    keeping,
+    race,
+    run_rows,
+    shares,
+)
+from _small_peers import contenders, results  # noqa: E402
 from _small_report import table, write  # noqa: E402
 from _small_rows import DEVICE, Row, randn, rows  # noqa: E402
-from _timing import Recorded, host_us, machine, record, take_turns  # noqa: E402
+from _timing import Recorded, host_us, record  # noqa: E402
 
 import tskernel  # noqa: E402
 from tskernel.library import ops  # noqa: E402
@@ -43,14 +50,7 @@ from tskernel.testing import clone_arguments, compare  # noqa: E402
 PACKAGES = ("torch", "triton", "flashinfer-python", "quack-kernels", "nvidia-cutlass-dsl", "vllm")
 COLD = 150 << 20  # bytes that a graph walks over: three times the L2 cache of an H200
 MOST_SETS = 64
-WARM_UP = 0.05  # seconds of copies before the graphs of a row take turns
 SAMPLE = 8  # rows at either end that are checked
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error as one short line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
 def sampled(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,107 +82,39 @@ def measure(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     sets = [row.case.make(row.tokens) for _ in range(max(2, min(MOST_SETS, math.ceil(COLD / row.bytes))))]
     fresh = clone_arguments(sets[0])  # an op in place changes the others
     want = expected(row, fresh)
-    recorded: dict[str, Recorded] = {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, prepare in contenders(row).items():
-        if options.kernels and not any(w in name for w in options.kernels):
-            continue
-        entry = found[name] = {"name": name, "note": ""}
-        try:
-            entry["note"] = check(row, prepare, want, fresh)
-            if not entry["note"]:
-                recorded[name] = record([prepare(a) for a in sets])
-        except Exception as error:
-            entry["note"] = first_line(error)
-            torch.cuda.synchronize()  # raises if the context is broken: nothing more can run in this process
-    half = row.bytes // 2
-    pairs = [[torch.empty(half, dtype=torch.uint8, device=DEVICE) for _ in range(2)] for _ in sets]
-    recorded["copy"] = record([keeping(a.copy_, b) for a, b in pairs])
-    found["copy"] = {"name": "copy", "note": ""}
-    began = time.perf_counter()
-    while time.perf_counter() - began < WARM_UP:  # clocks fall while peers are compiled
-        recorded["copy"].graph.replay()
-        torch.cuda.synchronize()
-    for name, timing in take_turns(recorded, options.budget, least=5, most=15).items():
-        found[name] |= timing._asdict()
+
+    def copies() -> dict[str, Recorded]:
+        half = row.bytes // 2
+        pairs = [[torch.empty(half, dtype=torch.uint8, device=DEVICE) for _ in range(2)] for _ in sets]
+        return {"copy": record([keeping(a.copy_, b) for a, b in pairs])}
+
+    listed = {n: Contender(p, "kernel" if "/" in n else "peer") for n, p in contenders(row).items()}
+    results = race(listed, sets, lambda c: check(row, c.prepare, want, fresh), options, extra=copies)
     return {
         "row": row.name, "op": row.case.op, "tokens": row.tokens, "bytes": row.bytes, "sets": len(sets),
-        "selected": ops[row.case.op].explain(**sets[0]).winner, "results": list(found.values()),
+        "selected": ops[row.case.op].explain(**sets[0]).winner, "results": results,
     }  # fmt: skip
-
-
-def show(found: dict[str, Any], said: set[str]) -> None:
-    """Print one row in one line, and what went wrong and was not said yet."""
-    timed = {r["name"]: r["us"] for r in found["results"] if "us" in r}
-    print(f"{found['row']:44}", "  ".join(f"{n} {us:.2f}" for n, us in timed.items()), flush=True)
-    for r in found["results"]:
-        if r["note"] and f"{r['name']}: {r['note']}" not in said:
-            said.add(f"{r['name']}: {r['note']}")
-            print(f"    {r['name']}: {r['note']}", flush=True)
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of what is compared."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def run(options: argparse.Namespace) -> None:
-    """Time all rows; write the file after each, so that what was measured stays if the next one breaks."""
-    began = time.perf_counter()
-    rates = machine()
-    data: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "packages": package_versions(), "bytes_per_s": rates["bytes_per_s"],
-        "rows": [], "left_out": [],
-    }  # fmt: skip
-    print(f"copy {rates['bytes_per_s'] / 1e12:.2f} TB/s, {data['packages']}", flush=True)
-    said: set[str] = set()
-    for row in rows(options.rows):
-        if time.perf_counter() - began > options.limit:
-            data["left_out"].append(row.name)
-            continue
-        try:
-            data["rows"].append(measure(row, options))
-            show(data["rows"][-1], said)
-        except Exception as error:
-            data["left_out"].append(f"{row.name}: {first_line(error)}")
-            print(data["left_out"][-1], flush=True)
-        gc.collect()
-        torch._dynamo.reset()
-        options.out.write_text(json.dumps(data, indent=1))
-    print(f"{len(data['rows'])} rows in {time.perf_counter() - began:.0f} s; left out: {data['left_out']}")
-    print("\n".join(table(data)))
+    """Time all rows."""
+    print("\n".join(table(run_rows(rows(options.rows), lambda r: measure(r, options), PACKAGES, options))))
 
 
 def warm(options: argparse.Namespace) -> None:
     """Compile what the rows need, in parallel processes."""
     from torch._inductor.codecache import cache_dir
 
-    if options.share < 0:
-        command = [sys.executable, __file__, "warm", "--processes", str(options.processes), "--rows", *options.rows]
-        env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        children = [subprocess.Popen([*command, "--share", str(i)], env=env) for i in range(options.processes)]
-        for child in children:
-            child.wait()
-        # The configurations that Inductor chose while all of them were at work at once are not to be trusted.
-        for file in Path(cache_dir()).rglob("*.best_config"):
-            file.unlink()
-        return
-    for row in rows(options.rows)[options.share :: options.processes]:
-        for name, prepare in contenders(row).items():
-            if "/" in name:
-                continue
-            try:
-                prepare(row.case.make(row.tokens))()
-                torch.cuda.synchronize()
-            except Exception as error:
-                print(f"{row.name}, {name}: {first_line(error)}", flush=True)
-        torch._dynamo.reset()
+    with shares(__file__, options) as share:
+        if share is None:
+            # The configurations that Inductor chose while all of them were at work at once are not to be trusted.
+            for file in Path(cache_dir()).rglob("*.best_config"):
+                file.unlink()
+            return
+        for row in rows(options.rows)[share]:
+            peers = {n: Contender(p) for n, p in contenders(row).items() if "/" not in n}
+            call_once(row, peers, partial(row.case.make, row.tokens))
+            torch._dynamo.reset()
 
 
 def host_calls() -> dict[str, Callable[[], Any]]:
@@ -244,21 +176,8 @@ def report(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    for name, function in {"run": run, "warm": warm, "host": host, "report": report}.items():
-        command = commands.add_parser(name)
-        command.set_defaults(function=function)
-        if name != "warm":
-            command.add_argument("out", type=Path)
-        command.add_argument("--rows", nargs="*", default=[])
-        command.add_argument("--kernels", nargs="*", default=[])
-        command.add_argument("--budget", type=float, default=0.06, help="seconds of replays per row")
-        command.add_argument("--limit", type=float, default=math.inf, help="seconds after which no row is begun")
-        command.add_argument("--processes", type=int, default=12)
-        command.add_argument("--share", type=int, default=-1, help=argparse.SUPPRESS)
-        command.add_argument("--to", type=Path, default=ROOT / "docs/benchmarks")
-    options = parser.parse_args(arguments)
+    modes = {"run": run, "warm": warm, "host": host, "report": report}
+    options = arguments_of(__doc__, modes, ROOT / "docs/benchmarks", arguments)
     with torch.no_grad():
         options.function(options)
 
