@@ -7,7 +7,6 @@ prepared.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -165,8 +164,7 @@ PEERS: dict[str, dict[str, Contender]] = {
 NO_WARM_UP: tuple[str, ...] = ("torch", "flashinfer", "quack")  # nothing to compile, or what others would disturb
 
 
-def contenders(row: Row, device: str = DEVICE) -> dict[str, Contender]:
+def contenders(row: Row, device: str | None = None) -> dict[str, Contender]:
     """Return everything that may be timed on a row: our kernels (with a slash in the name) and peers."""
-    names: list[str] = [n for n in kernel_names("mm", device) if not n.startswith("reference/")]
-    prepare: Callable[[str], Contender] = lambda n: Contender(partial(ours, n), "kernel")  # noqa: E731
-    return {**{n: prepare(n) for n in names}, **PEERS.get(row.format, UNPACKED)}
+    names = [n for n in kernel_names("mm", device or DEVICE) if not n.startswith("reference/")]
+    return {**{n: Contender(partial(ours, n), "kernel") for n in names}, **PEERS.get(row.format, UNPACKED)}

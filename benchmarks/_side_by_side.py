@@ -154,21 +154,21 @@ def run_rows(
     rates = machine()
     data: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(),
-        "packages": package_versions(packages), **rates, "rows": [], "left_out": [],
+        "packages": package_versions(packages), **rates, "seconds": 0.0, "rows": [], "left_out": [],
     }  # fmt: skip
     print(f"copy {rates['bytes_per_s'] / 1e12:.2f} TB/s, {data['packages']}", flush=True)
     said: set[str] = set()
     for row in rows:
         if time.perf_counter() - began > options.limit:
-            data["left_out"].append(row.name)
-            continue
-        try:
-            data["rows"].append(measure(row))
-            show(data["rows"][-1], said)
-        except Exception as error:
-            data["left_out"].append(f"{row.name}: {first_line(error)}")
-            print(data["left_out"][-1], flush=True)
-        release()
+            data["left_out"].append(f"{row.name}: out of time")
+        else:
+            try:
+                data["rows"].append(measure(row))
+                show(data["rows"][-1], said)
+            except Exception as error:
+                data["left_out"].append(f"{row.name}: {first_line(error)}")
+                print(data["left_out"][-1], flush=True)
+            release()
         data["seconds"] = round(time.perf_counter() - began, 1)
         options.out.write_text(json.dumps(data, indent=1))
     print(f"{len(data['rows'])} rows in {time.perf_counter() - began:.0f} s; left out: {data['left_out']}")

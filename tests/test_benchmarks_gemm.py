@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ import _gemm_rows
 import _side_by_side
 import gemm
 from _gemm_rows import FORMATS, Row
+from no_graphs import options, without_graphs
 
 from tskernel.library import ops
 from tskernel.ops.gemm._operands import plain_operands
@@ -128,26 +129,8 @@ def test_every_row_has_peers_or_another_storage() -> None:
 # the race, without graphs
 
 
-class Graph:
-    """A graph whose replay makes the calls again."""
-
-    def __init__(self, call: Any, first: Tensor) -> None:
-        self.call, self.first = call, first
-
-    def replay(self) -> None:
-        self.first.copy_(self.call())
-
-
 def test_what_is_wrong_or_absent_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def recorded(calls: Any) -> Any:
-        first = calls[0]().clone()
-        return argparse.Namespace(graph=Graph(calls[0], first), calls=len(calls), first=first)
-
-    made = {"us": 3.0, "best": 2.0, "worst": 4.0, "rounds": 5}
-    timing = argparse.Namespace(_asdict=lambda: made)
-    monkeypatch.setattr(_side_by_side, "record", recorded)
-    monkeypatch.setattr(_side_by_side, "take_turns", lambda entries, *_, **__: dict.fromkeys(entries, timing))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    without_graphs(monkeypatch)
 
     def absent(_: Any) -> Any:
         import a_package_that_nobody_has  # pyright: ignore[reportMissingImports]
@@ -155,8 +138,8 @@ def test_what_is_wrong_or_absent_gets_no_time(monkeypatch: pytest.MonkeyPatch) -
         return a_package_that_nobody_has
 
     def only_once(a: Any) -> Any:
-        held = [_gemm_peers.torch_mm(a)().clone(), torch.zeros(1)]
-        return lambda: held.pop(0) if len(held) > 1 else torch.zeros(4, 32, dtype=torch.bfloat16)
+        held = [_gemm_peers.torch_mm(a)().clone()]
+        return lambda: held.pop() if held else torch.zeros(4, 32, dtype=torch.bfloat16)
 
     contenders = {
         "good": _side_by_side.Contender(_gemm_peers.torch_mm),
@@ -168,15 +151,34 @@ def test_what_is_wrong_or_absent_gets_no_time(monkeypatch: pytest.MonkeyPatch) -
     }
     sets = [Row("t", "bf16", 4, 32, 64).make()]
     want = gemm.expected(sets[0])
-    options = argparse.Namespace(kernels=["good", "wrong", "absent"], budget=0.1)
     found = _side_by_side.race(
-        contenders, sets, lambda c: gemm.check(c.prepare(sets[0])(), want), options,
+        contenders, sets, lambda c: gemm.check(c.prepare(sets[0])(), want),
+        options(kernels=["good", "wrong", "absent"]),
         replayed=lambda got: gemm.check(got, want),
     )  # fmt: skip
     assert [r["name"] for r in found if "us" in r] == ["good", "wrong, a rate"]
     notes = {r["name"]: r["note"] for r in found}
     assert "differ" in notes["wrong"] and "differ" in notes["wrong when replayed"]
     assert "ModuleNotFoundError" in notes["absent"] and "not asked for" not in notes
+
+
+def test_a_run_measures_rows_writes_each_and_stops_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_graphs(monkeypatch)
+    small = [Row("dense", "bf16", 20, 64, 128), Row("blocks", "fp8 block", 3, 128, 256)]
+    monkeypatch.setattr(gemm, "rows", lambda words: small)
+    gemm.run(options(out=tmp_path / "run.json"))
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert [r["row"] for r in data["rows"]] == [r.name for r in small] and data["left_out"] == []
+    for row in data["rows"]:
+        timed = {r["name"] for r in row["results"] if "us" in r}
+        assert row["selected"] == "reference/mm" or row["selected"] in timed
+        assert all(bool(r["note"]) != ("us" in r) for r in row["results"])
+        assert "torch.mm" in timed or row["format"] != "bf16"
+    assert "## Targets of issue 5" in capsys.readouterr().out
+    gemm.run(options(out=tmp_path / "none.json", limit=-1.0))
+    assert json.loads((tmp_path / "none.json").read_text())["left_out"] == [f"{r.name}: out of time" for r in small]
 
 
 # the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import _moe_report
 import _moe_rows
 import moe
 from _moe_rows import MODELS, Experts, Model, Row
+from no_graphs import options, without_graphs
 
 from tskernel.ops.moe._weights import expert_weights
 from tskernel.testing import kernel_names
@@ -167,6 +169,26 @@ def test_torch_grouped_is_right() -> None:
     experts = Experts(model)
     a = Row(model, 9).make(experts)
     assert _moe_rows.check(_moe_peers.torch_grouped(experts, a)(), _moe_rows.expected(experts, a), "none") == ""
+
+
+def test_a_run_measures_the_rows_of_two_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_graphs(monkeypatch)
+    monkeypatch.setattr(_moe_peers, "MANY", 4)
+    monkeypatch.setattr(_moe_rows, "COLD", 0)
+    small = [Row(m, t) for m in SMALL[2:] for t in (1, 4)]
+    monkeypatch.setattr(moe, "rows", lambda words: small)
+    moe.run(options(out=tmp_path / "run.json"))
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert [r["row"] for r in data["rows"]] == [r.name for r in small], data["left_out"]
+    for row in data["rows"]:
+        timed = {r["name"] for r in row["results"] if "us" in r}
+        assert row["selected"] == "reference/moe_fused" or row["selected"] in timed
+        assert ("cuBLAS, expert by expert" in timed) == (row["quant"] == "none" and row["tokens"] >= 4)
+        notes = {r["name"]: r["note"] for r in row["results"]}
+        assert "ModuleNotFoundError" in notes["vllm"]
+    assert "## silu bf16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rate", (_moe_peers.by_expert, _moe_peers.all_at_once))
