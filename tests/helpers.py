@@ -58,6 +58,25 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [t for v in value for t in tensors_in(v)] if isinstance(value, (tuple, list)) else []
 
 
+def laid_out(kernel: str, sample: Sample) -> Sample:
+    """Return a sample that says its weights are in the order that a kernel reads, where it has one of its own."""
+    spec = KernelRegistry.get().get_by_name(kernel)
+    if spec.weight_preprocessor is None:
+        return sample
+    return Sample(sample.name, **{**sample.arguments, "weight_layout": next(iter(spec.traits["weight_layout"]))})
+
+
+def prepared(kernel: str, sample: Sample) -> Sample:
+    """Return a sample whose weights are in the order that a kernel reads, where it has one of its own."""
+    from tskernel.moe import WEIGHTS
+
+    spec = KernelRegistry.get().get_by_name(kernel)
+    if spec.weight_preprocessor is None:
+        return sample
+    made = spec.weight_preprocessor({name: sample.arguments.get(name) for name in WEIGHTS})
+    return laid_out(kernel, Sample(sample.name, **{**sample.arguments, **made}))
+
+
 def declines(kernel: str, op: Op, sample: Sample, form: str) -> str | None:
     """Return why a kernel does not take a sample, or None: formats, traits, its own rejects."""
     from tskernel._torch.execute import call_request, named

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import declines, short
+from helpers import declines, laid_out, prepared, short
 from test_conformance import actual, expected
 
 import tskernel
@@ -28,12 +28,12 @@ def test_conformance_on_the_gpu(op: Op, kernel: str) -> None:
     ran, declined = 0, []
     for form in op.forms:
         for dtype, sample in samples_of(op, "cuda"):
-            why = declines(kernel, op, sample, form)
+            why = declines(kernel, op, laid_out(kernel, sample), form)
             if why is not None:
                 declined.append(f"{sample.name}: {why}")
                 continue
             try:
-                compare(actual(op, kernel, sample, form), expected(op, sample, form))
+                compare(actual(op, kernel, prepared(kernel, sample), form), expected(op, sample, form))
             except Exception as error:
                 where = f"{kernel}, form {form or 'base'!r}, {short(dtype)}, sample {sample.name}"
                 raise AssertionError(f"{where}: {error}") from error

@@ -28,9 +28,9 @@ TILE = 32  # keys that a library reads at a time (really 64 to 192; less makes f
 GARBAGE = 7.25  # what it writes where its result means nothing
 
 
-def with_signature(parameters: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of recorded parameters that hands them to ``body`` by name."""
-    scope: dict[str, Any] = {"body": body, "torch": torch}
+def with_signature(parameters: str, body: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """Return a function of recorded parameters that hands them to ``body`` by name; defaults may use ``names``."""
+    scope: dict[str, Any] = {"body": body, "torch": torch, **names}
     exec(f"def stand_in({parameters}):\n    return body(**locals())", scope)
     return scope["stand_in"]
 

@@ -1,8 +1,9 @@
-"""Record the interfaces of the vendor libraries that the attention wrappers call, as tests/data/vendor_signatures.json.
+"""Record the interfaces of the vendor libraries that the wrappers call, as tests/data/vendor_signatures.json.
 
 Usage: ``python tools/record_vendor_signatures.py WHEEL-OR-FILE...``. Nothing is imported: Python signatures are read
 from source, op schemas from the strings of shared objects. Libraries that are not given keep their entry. What has no
-wheel is given as ``NAME-VERSION-anything.py``, a copy of its source file, such as ``flash_mla-9241ae3-interface.py``.
+wheel is given as ``NAME-VERSION-anything.py``, a copy of its source file, such as ``flash_mla-9241ae3-interface.py``,
+or as ``.hpp`` where pybind11 makes the interface, such as ``deep_gemm-54e2261-gemm.hpp``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "flashinfer/decode.py": tuple(
             f"BatchDecodeWithPagedKVCacheWrapper.{n}" for n in ("__init__", "_plan_impl", "run")
         ),
+        "flashinfer/fused_moe/core.py": ("cutlass_fused_moe",),
+        "flashinfer/gemm/gemm_base.py": ("fp8_blockscale_gemm_sm90",),
     },
 }
-FILES = {"flash_mla": ("get_mla_metadata", "flash_mla_with_kvcache")}
+FILES = {
+    "deep_gemm": ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous"),
+    "flash_mla": ("get_mla_metadata", "flash_mla_with_kvcache"),
+}
+CPP_VALUES = {"std::nullopt": "None", "false": "False", "true": "True"}
 SCHEMAS: dict[str, dict[str, str]] = {"tokenspeed_fa3": {"flash_attn_3/_C.abi3.so": "fwd"}}
 CONSTANTS: dict[str, dict[str, str]] = {"tokenspeed_fa3": {"flash_attn_config.py": "CONFIG"}}
 
@@ -52,6 +59,16 @@ def find(tree: ast.Module, name: str) -> ast.FunctionDef:
     return named[-1]
 
 
+def bound(source: str, name: str) -> str:
+    """Return the parameters of a function that pybind11 binds, also under another name. Raises: LookupError."""
+    alias = re.search(rf'm\.attr\("{name}"\) = m\.attr\("(\w+)"\)', source)
+    found = re.search(rf'm\.def\("{alias[1] if alias else name}",(.*?)\);', source, re.DOTALL)
+    if found is None:
+        raise LookupError(f"no {name}")
+    parts = re.findall(r'py::arg\("(\w+)"\)(?:\s*=\s*([^,]+?))?(?=\s*(?:,|$))', found[1])
+    return ", ".join(n if not value else f"{n}={CPP_VALUES.get(value, value)}" for n, value in parts)
+
+
 def schema(binary: bytes, name: str) -> str:
     """Return the op schema that starts with ``name(``. Raises: LookupError without one."""
     match = re.search(rb"(?<![\w])" + name.encode() + rb"\(Tensor[^\x00]{40,}", binary)
@@ -67,6 +84,9 @@ def record(wheel: Path) -> tuple[str, dict[str, Any]]:
     if wheel.suffix == ".py":
         tree = ast.parse(wheel.read_text())
         return f"{distribution} {version}", entry | {n: parameters(find(tree, n)) for n in FILES[distribution]}
+    if wheel.suffix == ".hpp":
+        source = wheel.read_text()
+        return f"{distribution} {version}", entry | {n: bound(source, n) for n in FILES[distribution]}
     with zipfile.ZipFile(wheel) as archive:
         for file, names in FUNCTIONS.get(distribution, {}).items():
             tree = ast.parse(archive.read(file))

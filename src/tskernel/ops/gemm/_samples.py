@@ -49,3 +49,10 @@ def quantized_pairs(
     a8, b8 = (make.randint(-128, 128, (*lead, k), torch.int8) for lead in (rows, cols))
     yield pair("int8", a8, b8, near_one(*rows, 1) / 64, near_one(*cols, 1) / 64)  # sums that fit fp16
     yield pair("w4a16", plain, codes(*cols, k // 2), None, near_one(*cols, 5).to(dtype))
+
+
+def whole_blocks(make: Make, m: int, n: int, k: int, b_lead: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Return fp8_block operands; libraries for them take a K of whole blocks only."""
+    a, b = make.randn((m, k), torch.float8_e4m3fn), make.randn((*b_lead, n, k), torch.float8_e4m3fn)
+    scales = [make.rand(shape) + 0.5 for shape in ((m, k // 128), (*b_lead, -(-n // 128), k // 128))]
+    return {"a": a, "b": b, "a_scale": scales[0], "b_scale": scales[1], "quant": "fp8_block"}

@@ -11,7 +11,7 @@ from tskernel.dispatch.signature import TensorFormat
 from tskernel.library import Cost, Make, Sample, empty, expect, expect_dim, expect_dtype, expect_shape, nbytes, op
 from tskernel.ops.gemm._checks import check_epilogue, check_operands
 from tskernel.ops.gemm._operands import columns_of, plain_operands, result_dtype
-from tskernel.ops.gemm._samples import quantized_pairs
+from tskernel.ops.gemm._samples import quantized_pairs, whole_blocks
 from tskernel.ops.quantization._math import rounded
 
 
@@ -129,6 +129,7 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample(
         "sliced", a=make.randn((9, 96), dtype)[:, 8:72], b=make.randn((5, 24, 64), dtype)[1:4], offsets=offsets
     )
+    yield Sample("fp8_block_whole", **whole_blocks(make, 9, 192, 256, (3,)), offsets=offsets)
     for name, pair in quantized_pairs(make, 9, 24, 160, dtype, (), (3,)):
         bias = make.randn((3, 24), torch.float32)
         yield Sample(name, **pair, offsets=offsets, alpha=alpha, bias=bias)

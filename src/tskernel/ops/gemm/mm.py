@@ -11,7 +11,7 @@ from tskernel.dispatch.signature import TensorFormat
 from tskernel.library import Cost, Make, Sample, empty, expect_dim, nbytes, op
 from tskernel.ops.gemm._checks import check_epilogue, check_operands
 from tskernel.ops.gemm._operands import columns_of, plain_operands, result_dtype
-from tskernel.ops.gemm._samples import quantized_pairs
+from tskernel.ops.gemm._samples import quantized_pairs, whole_blocks
 from tskernel.ops.quantization._math import rounded
 
 
@@ -121,6 +121,7 @@ def _(make: Make, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("alpha_fp32_out", a=a, b=b, alpha=alpha[0], out_dtype=torch.float32)
     yield Sample("transposed", a=make.randn((64, 7), dtype).t(), b=make.randn((64, 24), dtype).t(), bias=bias)
     yield Sample("sliced", a=make.randn((7, 96), dtype)[:, 5:69], b=make.randn((24, 80), dtype)[:, :64])
+    yield Sample("fp8_block_whole", **whole_blocks(make, 5, 192, 256))
     for name, pair in quantized_pairs(make, 17, 144, 160, dtype):
         yield Sample(name, **pair)
         yield Sample(f"{name}_epilogue", **pair, bias=make.randn((144,), torch.float32), alpha=alpha, out_dtype=dtype)

@@ -82,6 +82,7 @@ def _calls(make: Any, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]
     for quant, activation in formats.items():
         yield f"{quant}, {activation}", expert_sample(make, dtype, small, quant, activation=activation)
     yield "fp8_block", expert_sample(make, dtype, (3, 2, 3, 160, 72), "fp8_block")
+    yield "fp8_block, whole", expert_sample(make, dtype, (3, 2, 3, 256, 128), "fp8_block")
     scales = {"a13_scale": make.full((1,), 0.01, torch.float32), "a2_scale": make.full((), 0.02, torch.float32)}
     for quant in ("fp8_tensor", "mxfp4"):
         yield f"{quant}, static", expert_sample(make, dtype, small, quant, **scales)
