@@ -141,7 +141,10 @@ def _numbers(a: dict[str, Any]) -> tuple[str, Tensor, Tensor]:
 
 
 def _experts(**a: Any) -> Tensor:
-    """Run experts with the up rows first; ids out of range are skipped, for many tokens an expert's second choice too."""
+    """Run experts with the up rows first.
+
+    Ids out of range are skipped, and so is an expert's second choice by a token if there are many.
+    """
     x, ids, weights, out = a["input"], a["token_selected_experts"], a["token_final_scales"], a["output"]
     need(x.dtype == BF16 and x.is_contiguous() and out.is_contiguous() and out.dtype == BF16, "input and output")
     need(ids.dtype == torch.int32 and weights.dtype == torch.float32, "token_selected_experts and their scales")

@@ -3,8 +3,9 @@
 Read in flashinfer-python 0.7.4 (flashinfer/fused_moe/core.py, prepare.py, data/csrc/fused_moe/cutlass_backend). It
 wants the up rows before the gate rows, and mxfp4 weights and scales in an order of its own with whole blocks of 128
 columns; ``prepare`` sees to both once. Put right at the call: for many tokens it runs an expert that a token chose
-twice only once, with the first weight, so such choices are merged, and ids out of range are sent behind the last expert, which it skips. Its fused last step adds up
-with atomics, in any order, and is not used. It allocates its workspace in the call.
+twice only once, with the first weight, so such choices are merged, and ids out of range are sent behind the last
+expert, which it skips. Its fused last step adds up with atomics, in any order, and is not used. It allocates its
+workspace in the call.
 
 Source: https://github.com/flashinfer-ai/flashinfer.
 """
