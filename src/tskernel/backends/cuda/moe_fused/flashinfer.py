@@ -82,7 +82,10 @@ def _more_rows(x: Tensor, more: int, name: str) -> Tensor:
 
 def _interleaved(name: str, weights: Mapping[str, Tensor | None], rows: int, columns: int) -> dict[str, Tensor | None]:
     """Return a weight with ``rows`` and ``columns`` more, its scale and its bias, in the kernel's order."""
-    from flashinfer import fused_moe  # pyright: ignore[reportMissingImports]
+    from flashinfer.fused_moe import (  # pyright: ignore[reportMissingImports]
+        interleave_moe_scales_for_sm90_mixed_gemm,
+        interleave_moe_weights_for_sm90_mixed_gemm,
+    )
 
     weight, scale, bias = (weights[n] for n in (name, f"{name}_scale", f"{name}_bias"))
     if weight is None or scale is None:
@@ -91,8 +94,8 @@ def _interleaved(name: str, weights: Mapping[str, Tensor | None], rows: int, col
     weight = pad(weight, (0, columns // 2, 0, rows))
     scale = pad(scale.view(torch.uint8), (0, columns // MXFP4_BLOCK, 0, rows), value=_ONE)
     return {
-        name: fused_moe.interleave_moe_weights_for_sm90_mixed_gemm(weight, "fp4"),
-        f"{name}_scale": fused_moe.interleave_moe_scales_for_sm90_mixed_gemm(scale, MXFP4_BLOCK),
+        name: interleave_moe_weights_for_sm90_mixed_gemm(weight, "fp4"),
+        f"{name}_scale": interleave_moe_scales_for_sm90_mixed_gemm(scale, MXFP4_BLOCK),
         f"{name}_bias": None if bias is None else pad(bias, (0, rows)),
     }
 
