@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import SOURCE, run_python
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -550,6 +551,12 @@ def test_continuous_batching_serves_nothing_else() -> None:
     disable(ours)
     assert before == PAGED_NAME != ours.config._attn_implementation
     assert ours(IDS).logits.isfinite().all()
+
+
+def test_the_example_runs() -> None:
+    example = SOURCE.parent / "examples" / "transformers_model" / "generate.py"
+    printed = run_python("import runpy, sys; runpy.run_path(sys.argv.pop())", str(example))
+    assert "9 norms, 0 gated activations, 2 layers of experts" in printed
 
 
 class OddRMSNorm(torch.nn.Module):
