@@ -1,6 +1,6 @@
 """Generate with a transformers model on tskernel: a small random one, or the one that is named.
 
-    python examples/transformers_model/generate.py [MODEL]
+python examples/transformers_model/generate.py [MODEL]
 """
 
 from __future__ import annotations
