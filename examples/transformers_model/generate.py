@@ -6,9 +6,10 @@ python examples/transformers_model/generate.py [MODEL]
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tskernel.integrations.transformers import enable
 
@@ -17,15 +18,24 @@ PROMPTS = ["The capital of France is", "A kernel is"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if len(sys.argv) > 1:
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, device_map=device)
+    model: Any = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, device_map=device)
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True).to(device)
 else:
     tokenizer = None
-    config = Qwen3MoeConfig(
-        vocab_size=200, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=2,
-    )  # fmt: skip
-    model = Qwen3MoeForCausalLM(config).to(device).eval()
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    model = AutoModelForCausalLM.from_config(config).to(device).eval()
     batch = {"input_ids": torch.randint(200, (2, 6), device=device)}
 
 print(enable(model))
