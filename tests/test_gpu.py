@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from decode_step import DecodeStep, step_inputs
 from helpers import declines, laid_out, prepared, short
 from test_conformance import actual, expected
 
@@ -138,3 +139,19 @@ def test_tun_01_tuning_writes_nothing_on_the_gpu() -> None:
     for name, value in before.items():
         compare(sample.arguments[name], value, exact=True)
     autotune.database.clear()
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_gra_02_inductor_records_a_decode_step_in_a_cuda_graph(mode: str) -> None:
+    """Inductor's own CUDA graphs: buffers are written in place, lengths and tables change between replays."""
+    torch._dynamo.reset()
+    eager, step = DecodeStep().cuda(), DecodeStep().cuda()
+    compiled = torch.compile(step, mode=mode, fullgraph=True)
+    with torch.inference_mode():
+        for index in range(5):  # warm-up, recording, and replays
+            inputs = tuple(t.cuda() for t in step_inputs(2, index))
+            want = eager(*(t.clone() for t in inputs))
+            torch.compiler.cudagraph_mark_step_begin()
+            compare(compiled(*(t.clone() for t in inputs)).clone(), want)
+    compare(step.k_cache[:6].nan_to_num(0), eager.k_cache[:6].nan_to_num(0))
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0

@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import SOURCE, run_python
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tskernel
 from tskernel.testing import compare
 
 transformers = pytest.importorskip("transformers")
@@ -30,7 +32,7 @@ from transformers.masking_utils import (  # noqa: E402
 
 from tskernel.integrations._transformers_mask import tskernel_mask  # noqa: E402
 from tskernel.integrations._transformers_plan import decode  # noqa: E402
-from tskernel.integrations.transformers import FALLBACK_NAME, NAME, disable, enable, register  # noqa: E402
+from tskernel.integrations.transformers import FALLBACK_NAME, NAME, PAGED_NAME, disable, enable, register  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -54,6 +56,31 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen3": ("Qwen3", {}, "sdpa"),
     "mistral": ("Mistral", {"sliding_window": 5}, "sdpa"),
     "gpt_oss": ("GptOss", {**LAYERS, "num_local_experts": 4, "num_experts_per_tok": 2}, "eager"),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "sdpa",
+    ),
+    "deepseek": (
+        "DeepseekV3",
+        {
+            "head_dim": 8,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
+        "sdpa",
+    ),
     "gemma2": ("Gemma2", {**LAYERS, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 16}, "eager"),
 }
 STEPS = 10
@@ -65,7 +92,7 @@ def pair(name: str, **options: Any) -> tuple[Any, Any]:
     """Return a model on transformers' attention and its twin on ours."""
     kind, more, attention = MODELS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **more)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
     reference = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for parameter in reference.parameters():  # norms start at ones and biases at zeros: both hide mistakes
         if parameter.dim() == 1:
@@ -152,8 +179,10 @@ def test_our_ops_run(models: tuple[Any, Any]) -> None:
     assert mode.counts["mha_decode_with_kvcache"] == (STEPS - 1) * layers
     assert mode.counts["mha_prefill"] + mode.counts["mha_extend_with_kvcache"] == layers, windows
     assert mode.counts["rmsnorm"] + mode.counts["gemma_rmsnorm"] >= STEPS * (2 * layers + 1)
-    if "gpt" not in ours.config.model_type:
-        assert mode.counts["silu_and_mul"] + mode.counts["gelu_tanh_and_mul"] == STEPS * layers
+    routed = {"gpt_oss": layers, "qwen3_moe": layers, "deepseek_v3": layers - 1}.get(ours.config.model_type, 0)
+    shared = {"deepseek_v3": layers - 1}.get(ours.config.model_type, 0)
+    assert mode.counts["moe_fused"] == STEPS * routed
+    assert mode.counts["silu_and_mul"] + mode.counts["gelu_tanh_and_mul"] == STEPS * (layers - routed + shared)
 
 
 def decode_loop(forward: Callable[..., Any], model: Any, mask: Tensor) -> Tensor:
@@ -181,6 +210,8 @@ def decode_loop(forward: Callable[..., Any], model: Any, mask: Tensor) -> Tensor
         pytest.param("llama", "inductor", marks=pytest.mark.slow),
         ("qwen3", "eager"),
         ("gpt_oss", "aot_eager"),
+        ("qwen3_moe", "aot_eager"),
+        ("deepseek", "aot_eager"),
         ("gemma2", "eager"),
     ],
 )
@@ -414,7 +445,7 @@ def test_enable_is_undone_and_touches_no_other_model() -> None:
     want = first(IDS).logits
     report = enable(first)
     assert (report.attention, report.norms, report.activations, report.skipped) == (NAME, 5, 2, ())
-    assert str(report) == "tskernel: attention tskernel, 5 norms, 2 gated activations"
+    assert str(report) == "tskernel: attention tskernel, 5 norms, 2 gated activations, 0 layers of experts"
     assert second.config._attn_implementation == config._attn_implementation != NAME
     assert enable(first).norms == 0, "a second call finds nothing more to do"
     assert isinstance(first.model.norm, transformers.models.llama.modeling_llama.LlamaRMSNorm)
@@ -426,6 +457,106 @@ def test_enable_is_undone_and_touches_no_other_model() -> None:
     assert not mode.counts
     assert enable(first, attention=False, activations=False).norms == 5
     assert first.config._attn_implementation == config._attn_implementation
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
+def test_experts_keep_what_is_saved_and_loaded(name: str) -> None:
+    """GPT-OSS keeps columns of gates and ups in turns and matrices transposed; ours are in rows, gates first."""
+    reference, ours = pair(name, attention=False, norms=False, activations=False)
+    layer = ours.model.layers[0].mlp.experts
+    assert layer.config._experts_implementation == NAME
+    matrix = layer.gate_up_proj.transpose(1, 2) if layer.is_transposed else layer.gate_up_proj
+    assert matrix.is_contiguous()
+    want = reference.state_dict()
+    for key, value in ours.state_dict().items():
+        compare(value, want[key], exact=True)
+        assert value.is_contiguous(), "safetensors refuses others"
+    logits = reference(IDS).logits
+    ours.load_state_dict({k: torch.zeros_like(v) for k, v in want.items()})
+    assert not ours(IDS).logits.any()
+    ours.load_state_dict(want)
+    compare(ours(IDS).logits, logits)
+    for other in ("eager", "grouped_mm"):  # the other implementations read the weights as they lie now
+        ours.set_experts_implementation(other)
+        compare(ours(IDS).logits, logits)
+    ours.set_experts_implementation(NAME)
+    assert enable(ours).experts == 0, "a second call finds nothing more to do"
+    disable(ours)
+    assert ours.config._experts_implementation == reference.config._experts_implementation != NAME
+    for (_, mine), (_, theirs) in zip(ours.named_parameters(), reference.named_parameters(), strict=True):
+        compare(mine, theirs, exact=True)
+        assert mine.stride() == theirs.stride()
+    with OpCounter() as mode:
+        compare(ours(IDS).logits, logits)
+    assert not mode.counts
+
+
+def test_experts_that_compute_something_else_stay() -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(**{**SIZES, **MODELS["qwen3_moe"][1], "hidden_act": "tanh"})
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    want = model(IDS).logits
+    report = enable(model)
+    assert report.experts == 0
+    assert report.skipped[-1] == "Qwen3MoeExperts: its gate computes something else than the ops"
+    compare(model(IDS).logits, want)
+
+
+def test_experts_ask_to_be_prepared() -> None:
+    """The name alone, in a config, finds weights as they were loaded."""
+    reference, _ = pair("gpt_oss")
+    reference.set_experts_implementation(NAME)
+    with pytest.raises(ValueError, match="expected a layer prepared by"):
+        reference(IDS)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss", "qwen3_moe", "gemma2"])
+def test_continuous_batching_gives_the_tokens_of_each_request_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests share a batch of ten tokens, so that prompts come in parts beside tokens that are decoded."""
+    reference, ours = pair(name, continuous_batching=True)
+    assert ours.config._attn_implementation == PAGED_NAME
+    calls: list[int] = []
+    prefill = tskernel.mha_prefill
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:  # it runs in a thread of transformers, where no mode counts
+        calls.append(args[3].shape[0] - 1)
+        return prefill(*args, **kwargs)
+
+    monkeypatch.setattr(tskernel, "mha_prefill", counted)
+    prompts = [IDS[0].tolist(), IDS[1, :4].tolist(), [*IDS[2].tolist(), *IDS[0, :5].tolist()]]
+    results = ours.generate_batch(
+        inputs=prompts,
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(
+            page_size=4, num_blocks=32, max_batch_tokens=10, max_requests_per_batch=4
+        ),
+    )
+    got = {tuple(r.prompt_ids): r.generated_tokens for r in results.values()}
+    assert len(calls) >= STEPS * ours.config.num_hidden_layers
+    assert max(calls) >= 3
+    for prompt in prompts:
+        want = reference.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)[0, len(prompt) :]
+        assert got[tuple(prompt)] == want.tolist()
+
+
+def test_continuous_batching_serves_nothing_else() -> None:
+    _, ours = pair("llama", continuous_batching=True)
+    with pytest.raises(ValueError, match="expected what generate_batch passes for packed sequences"):
+        ours(IDS)
+    with pytest.raises(ValueError, match="fallback: expected None with continuous_batching"):
+        enable(ours, fallback="sdpa", continuous_batching=True)
+    before = ours.config._attn_implementation
+    disable(ours)
+    assert before == PAGED_NAME != ours.config._attn_implementation
+    assert ours(IDS).logits.isfinite().all()
+
+
+def test_the_example_runs() -> None:
+    example = SOURCE.parent / "examples" / "transformers_model" / "generate.py"
+    printed = run_python("import runpy, sys; runpy.run_path(sys.argv.pop())", str(example))
+    assert "9 norms, 0 gated activations, 2 layers of experts" in printed
 
 
 class OddRMSNorm(torch.nn.Module):

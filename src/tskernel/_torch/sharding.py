@@ -46,10 +46,15 @@ def cut_dims(op: Op, strategy: Mapping[str, Any], shapes: Mapping[str, Sequence[
 
     A dimension of size 1 is broadcast and stays whole (a scale, the one KV head). Scales and biases are cut with what
     they belong to, or the strategy does not apply (one scale for a block of 128 rows). Unlike sizes (query and KV
-    heads) are cut only into equal parts, and never the last dimension of rows that an op of free rank works on.
+    heads) are cut only into equal parts, and never the last dimension of rows that an op of free rank works on. Where
+    an argument stands as "absent" the strategy is for calls without it (each rank would add the bias to its sum).
     """
+    if any(dim == "absent" and name in shapes for name, dim in strategy.items()):
+        return {}
     cut: dict[str, Any] = {}
     for name, dim in strategy.items():
+        if dim == "absent":
+            continue
         size = _size(shapes.get(name, ()), dim)
         if dim == "partial" or size > 1:
             cut[name] = dim if dim == "partial" or dim >= 0 else dim + len(shapes[name])
@@ -83,7 +88,10 @@ def _rule(op: Op, form: str) -> Any:
         shapes = {n: tuple(v.shape) for n, v in specs.items() if n != "out"}
         ranks = next(iter(specs.values())).mesh.size()
         shapes |= output_shapes(op, form, _result_on_meta(op, form, named))
-        strategies = [{}, *(c for s in op.shard.values() if (c := cut_dims(op, s, shapes, ranks)))]
+        cuts = [c for s in op.shard.values() if (c := cut_dims(op, s, shapes, ranks))]
+        if form == "out":  # a sum that is still to be made cannot be written to the caller's tensor
+            cuts = [c for c in cuts if "partial" not in c.values()]
+        strategies = [{}, *cuts]
         return [_placements(op, form, s, args, kwargs) for s in strategies]
 
     return rule

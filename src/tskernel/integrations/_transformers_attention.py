@@ -61,10 +61,7 @@ def tskernel_attention(
     and has no counterpart in the ops.
     """
     refuse_arguments(dropout, kwargs)
-    sinks = getattr(module, "sinks", None) if s_aux is None else s_aux
-    if sinks is not None and sinks.dtype not in (torch.float32, torch.bfloat16):
-        sinks = sinks.float()
-    options = _Options(scaling, softcap or 0.0, sinks)
+    options = options_of(module, scaling, softcap, s_aux)
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -84,6 +81,14 @@ def tskernel_attention(
     else:
         out = _rows(query, key, value, causal, window, plan, options)
     return out.view(query.shape[0], queries, query.shape[1], value.shape[3]), None
+
+
+def options_of(module: nn.Module, scaling: float | None, softcap: float | None, sinks: Tensor | None) -> _Options:
+    """Return what goes to every op; the sinks are those of the module if none are given."""
+    sinks = getattr(module, "sinks", None) if sinks is None else sinks
+    if sinks is not None and sinks.dtype not in (torch.float32, torch.bfloat16):
+        sinks = sinks.float()
+    return _Options(scaling, softcap or 0.0, sinks)
 
 
 # Arguments that change the result and have no counterpart in the ops, and the attention of transformers that has them.

@@ -166,7 +166,7 @@ def _norm_trial(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, Tenso
 
 def _mlp_candidates(module: nn.Module) -> list[type]:
     children = module._modules
-    activation = _activation_name(children.get("act_fn", children.get("activation_fn")))
+    activation = activation_name(children.get("act_fn", children.get("activation_fn")))
     if activation is None or "down_proj" not in children:
         return []
     op = getattr(tskernel, _GATED[activation])
@@ -175,7 +175,7 @@ def _mlp_candidates(module: nn.Module) -> list[type]:
     return [_merged_mlp(type(module), op)] if "gate_up_proj" in children else []
 
 
-def _activation_name(module: nn.Module | None) -> str | None:
+def activation_name(module: nn.Module | None) -> str | None:
     """Return which gated op an activation module belongs to."""
     name = type(module).__name__
     if name in ("SiLU", "SiLUActivation"):

@@ -22,6 +22,7 @@ from tskernel.ops.quantization._math import rounded
     shard={
         "rows": {"a": 0, "a_scale": 0, "return": 0},
         "columns": {"b": 0, "b_scale": 0, "bias": 0, "return": 1},
+        "contraction": {"a": 1, "b": 1, "a_scale": 1, "b_scale": 1, "bias": "absent", "return": "partial"},
     },
     autocast=("a", "b"),
 )

@@ -36,6 +36,7 @@ from tskernel.ops.moe._weights import PACKED
         "expert_map": False,
         "biased": False,
     },
+    shard={"tokens": {"x": 0, "topk_weights": 0, "topk_ids": 0, "return": 0}},
 )
 def moe_fused(
     x: Tensor,
