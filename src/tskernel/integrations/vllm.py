@@ -57,8 +57,7 @@ def register() -> None:
     parts = [part for part in wanted() if part not in _installed]
     if not parts:
         return
-    from vllm import __version__ as version
-
+    version = import_module("vllm").__version__  # by name: to pyright this file is "vllm"
     failed: dict[str, str] = {}
     for part in parts:
         try:
