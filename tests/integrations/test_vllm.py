@@ -51,6 +51,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,  # vLLM's own attention on CPUs knows but this width
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 24,
+            "head_dim": 64,
+            "num_key_value_heads": 2,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
 }
 ATTENTION = {"mha_prefill_out", "mha_extend_with_kvcache_out", "mha_decode_with_kvcache_out", "store_kvcache"}
 COMMON = ATTENTION | {"rmsnorm", "add_rmsnorm", "apply_rope"}
@@ -58,13 +78,15 @@ OPS = {
     "llama": COMMON | {"silu_and_mul"},
     "qwen3_moe": COMMON | {"moe_fused"},
     "gpt_oss": COMMON | {"moe_fused"},
+    "deepseek_v2": (COMMON - ATTENTION)
+    | {"silu_and_mul", "moe_fused", "mla_prefill", "mla_decode_with_kvcache", "store_mla_kvcache"},
 }
 
 
 @cache
 def saved(name: str, folder: Path) -> Path:
     kind, more = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **more, architectures=[f"{kind}ForCausalLM"])
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | more), architectures=[f"{kind}ForCausalLM"])
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     for p in model.parameters():
