@@ -11,13 +11,15 @@ import sys
 from collections import Counter
 from typing import Any
 
-os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_DISABLE_COMPILE_CACHE": "1"}
-
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1", "VLLM_DISABLE_COMPILE_CACHE": "1",
+}  # fmt: skip
 PROMPTS = [list(range(3, 12)), [40, 7, 19], list(range(60, 95)) * 2, [5]]
 
 
 def main(folder: str, mode: str, dtype: str = "float32") -> dict[str, Any]:
+    os.environ |= ENVIRONMENT
     from torch.profiler import ProfilerActivity, profile
     from vllm import LLM, SamplingParams
 

@@ -70,8 +70,7 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe_fp8_block": (
         "Qwen3Moe", {**BLOCKS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}, FP8_BLOCK,
     ),
-    "qwen3_moe_fp8": ("Qwen3Moe", MODELS["qwen3_moe"][1], FP8),
-    "llama_fp8_static": ("Llama", {}, {**FP8, "activation_scheme": "static"}),
+    "qwen3_moe_fp8_static": ("Qwen3Moe", MODELS["qwen3_moe"][1], {**FP8, "activation_scheme": "static"}),
     "gpt_oss_mxfp4": ("GptOss", GPT_OSS, {"quant_method": "mxfp4"}),
 }  # fmt: skip
 
@@ -92,6 +91,18 @@ def make(kind: str, sizes: dict[str, Any], folder: Path) -> Path:
 def saved(name: str, folder: Path) -> Path:
     """Return the folder of a plain model."""
     return make(*MODELS[name], folder / name)
+
+
+def prompt_logprobs(folder: Path, prompts: list[list[int]]) -> list[float]:
+    """Return the log-probability of every token of the prompts but the first, by transformers in fp32."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            each = model(ids).logits[0, :-1].log_softmax(-1)
+        found += each.gather(1, ids[0, 1:, None]).flatten().tolist()
+    return found
 
 
 @cache
@@ -124,7 +135,7 @@ def fp8(key: str, weight: Tensor, weights: dict[str, Tensor], config: dict[str, 
     weights[key] = data.float() * each
     stored = {key: data, f"{key}_scale_inv" if block else f"{key}_scale": scale if block else scale[0]}
     if config["activation_scheme"] == "static":
-        stored[key.replace("weight", "input_scale")] = torch.tensor(0.05)
+        stored[key.replace("weight", "input_scale")] = torch.tensor(0.5)
     return stored
 
 

@@ -49,8 +49,8 @@ class TokenspeedFp8Config(Fp8Config):
         """Return what holds and applies the weights of a layer."""
         if self.weight_block_size not in (None, BLOCK) or getattr(self, "store_dtype", None) is not None:
             logger.warning_once(
-                "tskernel: fp8 stays vLLM's: blocks %s, expected %s; stored as %s, expected fp8", self.weight_block_size,
-                BLOCK, getattr(self, "store_dtype", None),
+                "tskernel: fp8 stays vLLM's: blocks %s, expected %s; stored as %s, expected fp8",
+                str(self.weight_block_size), str(BLOCK), str(getattr(self, "store_dtype", None)),
             )  # fmt: skip
             return super().get_quant_method(layer, prefix)
         # vLLM finds the weight of kv_b_proj by a product with ones, which a fixed scale of activations need not bear.
