@@ -17,21 +17,30 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "tests" / "data" / "vllm_interface.json"
 PLUGIN = ROOT / "src" / "tskernel" / "integrations"
-# What the plugin's classes and calls rest on, beside the modules that it imports from.
-MORE = (
-    "vllm.model_executor.layers.fused_moe.fused_moe_method_base",
-    "vllm.model_executor.layers.quantization.base_config",
-    "vllm.model_executor.layers.rotary_embedding.base",
-)
+# What the plugin's classes and calls rest on, beside what it imports.
+MORE = {
+    "vllm.model_executor.layers.fused_moe.fused_moe_method_base": {"FusedMoEMethodBase"},
+    "vllm.model_executor.layers.quantization.base_config": {"QuantizationConfig", "QuantizeMethodBase"},
+    "vllm.model_executor.layers.quantization.mxfp4": {"Mxfp4Config"},
+    "vllm.model_executor.layers.quantization.utils.quant_utils": {"is_layer_skipped"},
+    "vllm.model_executor.layers.rotary_embedding.base": {"RotaryEmbeddingBase"},
+    "vllm.model_executor.layers.layernorm": {"RMSNorm", "GemmaRMSNorm"},
+    "vllm.model_executor.layers.activation": {"SiluAndMul", "GeluAndMul", "SwigluOAIAndMul"},
+    "vllm.model_executor.layers.attention.mla_attention": {
+        "MLACommonBaseImpl", "MLACommonMetadata", "MLACommonDecodeMetadata", "MLACommonPrefillMetadata",
+    },
+    "vllm.v1.attention.backend": {"AttentionImplBase", "MLAAttentionImpl", "CommonAttentionMetadata"},
+}  # fmt: skip
 
 
-def plugin_modules() -> Iterator[str]:
-    """Yield the modules of vLLM that the plugin imports from."""
+def wanted() -> dict[str, set[str]]:
+    """Return, for each module of vLLM that the plugin imports from, what it takes; a module may be taken whole."""
+    found = {module: set(more) for module, more in MORE.items()}
     for file in sorted(PLUGIN.glob("_vllm_*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm"):
-                yield node.module or ""
-                yield from (f"{node.module}.{a.name}" for a in node.names)
+                found.setdefault(node.module or "", set()).update(a.name for a in node.names)
+    return found
 
 
 def parameters(function: ast.FunctionDef) -> str:
@@ -73,13 +82,13 @@ def names(body: list[ast.stmt]) -> Iterator[str]:
             yield from names([*node.body, *node.orelse, *(s for h in getattr(node, "handlers", ()) for s in h.body)])
 
 
-def module_entry(source: str) -> dict[str, Any]:
-    """Return a module's names, and the signatures of its classes and functions."""
+def module_entry(source: str, take: set[str]) -> dict[str, Any]:
+    """Return which of ``take`` a module has, and the signatures of those that are classes and functions."""
     tree = ast.parse(source)
     return {
-        "names": sorted(set(names(tree.body))),
-        "classes": {n.name: class_entry(n) for n in tree.body if isinstance(n, ast.ClassDef)},
-        "functions": {n.name: parameters(n) for n in tree.body if isinstance(n, ast.FunctionDef)},
+        "names": sorted(set(names(tree.body)) & take),
+        "classes": {n.name: class_entry(n) for n in tree.body if isinstance(n, ast.ClassDef) and n.name in take},
+        "functions": {n.name: parameters(n) for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in take},
     }
 
 
@@ -97,11 +106,14 @@ def main(given: list[str]) -> None:
     recorded = json.loads(TARGET.read_text()) if TARGET.exists() else {}
     for version, where in (pair.split("=", 1) for pair in given):
         read, entry = reader(Path(where)), {}
-        for module in sorted({*plugin_modules(), *MORE}):
+        for module, take in sorted(wanted().items()):
             path = module.replace(".", "/")
             source = read(f"{path}.py") or read(f"{path}/__init__.py")
-            if source is not None:
-                entry[module] = module_entry(source)
+            if source is None:
+                continue
+            entry[module] = module_entry(source, take)
+            submodules = {t for t in take if read(f"{path}/{t}.py") or read(f"{path}/{t}/__init__.py")}
+            entry[module]["names"] = sorted(submodules | set(entry[module]["names"]))
         recorded[version] = entry
         print(f"vllm {version}: {len(entry)} modules")
     TARGET.write_text(json.dumps(recorded, sort_keys=True, separators=(",", ":")).replace('"vllm.', '\n"vllm.') + "\n")

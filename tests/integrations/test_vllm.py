@@ -18,11 +18,11 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("vllm")
 
-import torch  # noqa: E402
-from vllm_run import PROMPTS  # noqa: E402
-from vllm_toys import MODELS, QUANTIZED, prompt_logprobs, quantized, saved  # noqa: E402
+import torch
+from vllm_run import PROMPTS
+from vllm_toys import MODELS, QUANTIZED, prompt_logprobs, quantized, saved
 
-from tskernel.integrations import vllm as plugin  # noqa: E402
+from tskernel.integrations import vllm as plugin
 
 HERE = Path(__file__).parent
 ATTENTION = {"mha_prefill_out", "mha_extend_with_kvcache_out", "mha_decode_with_kvcache_out", "store_kvcache"}
@@ -62,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("toys")
 
 
-# In eager mode vLLM's own rotary embedding for CPUs goes wrong on a part of a row, as DeepSeek has it: its tokens are not
-# those of transformers, while the compiled model's are.
+# In eager mode vLLM's own rotary embedding for CPUs goes wrong on a part of a row, as DeepSeek has it: its tokens are
+# not those of transformers, while the compiled model's are.
 RUNS = [(n, m) for n in MODELS for m in ("eager", "compiled") if (n, m) != ("deepseek_v2", "compiled")]
 
 
@@ -85,7 +85,7 @@ def test_quantized_checkpoints_mean_what_their_values_mean(name: str, folder: Pa
     small, plain = quantized(name, folder)
     ours = ran(small, "eager", "1", "bfloat16")
     assert {key.removeprefix("tokenspeed::") for key in ours["ran"]} == QUANTIZED_OPS[name]
-    mine, wanted = (torch.tensor(x) for x in (sum(ours["prompt"], []), prompt_logprobs(plain, PROMPTS)))
+    mine, wanted = (torch.tensor(x) for x in ([x for p in ours["prompt"] for x in p], prompt_logprobs(plain, PROMPTS)))
     assert mine.shape == wanted.shape
     # Rounded activations, and experts that change places by it, blur a toy; a mistake leaves nothing of it.
     assert (mine - wanted).abs().median() < wanted.std() / 8

@@ -14,15 +14,15 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from tskernel.integrations import _vllm_attention as attention  # noqa: E402
-from tskernel.integrations import _vllm_fp8 as fp8  # noqa: E402
-from tskernel.integrations import _vllm_mla as mla  # noqa: E402
-from tskernel.testing import compare  # noqa: E402
+from tskernel.integrations import _vllm_attention as attention
+from tskernel.integrations import _vllm_fp8 as fp8
+from tskernel.integrations import _vllm_mla as mla
+from tskernel.testing import compare
 
 ops = torch.ops.tokenspeed
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 16
@@ -100,9 +100,7 @@ class Old(enum.Enum):
     TRITON_MLA = "x"
 
 
-@pytest.mark.parametrize(
-    ("module", "slot"), [(attention, "CUSTOM"), (mla, "TRITON_MLA")], ids=("attention", "mla")
-)
+@pytest.mark.parametrize(("module", "slot"), [(attention, "CUSTOM"), (mla, "TRITON_MLA")], ids=("attention", "mla"))
 def test_a_release_without_new_names(monkeypatch: pytest.MonkeyPatch, module: Any, slot: str) -> None:
     said = {}
 
@@ -155,13 +153,10 @@ def test_latent_prefills_join_their_context(numbered: bool) -> None:
     starts = {k: torch.tensor([0, v[0], sum(v)], dtype=torch.int32) for k, v in (("context", context), ("new", new))}
     q, k, v = torch.randn(10, HEADS, 24), torch.randn(18, HEADS, 24), torch.randn(18, HEADS, 24)
     chunked = SimpleNamespace(cu_seq_lens=[starts["context"]], max_seq_lens=[5])
-    backend.prepare_metadata(
-        SimpleNamespace(query_start_loc=starts["new"], max_query_len=6, chunked_context=chunked)
-    )
-    chunk = 0 if numbered else SimpleNamespace(
-        query_start_loc=starts["new"], cu_seq_lens=starts["context"], max_query_len=6, max_seq_len=5
-    )  # fmt: skip
-    before, before_lse = backend.run_prefill_context_chunk(chunk, q, k[:8], v[:8])
+    backend.prepare_metadata(SimpleNamespace(query_start_loc=starts["new"], max_query_len=6, chunked_context=chunked))
+    part = SimpleNamespace(query_start_loc=starts["new"], cu_seq_lens=starts["context"], max_query_len=6, max_seq_len=5)
+    chunk = {"chunk_idx": 0} if numbered else {"chunk": part}
+    before, before_lse = backend.run_prefill_context_chunk(**chunk, q=q, k=k[:8], v=v[:8])
     after, after_lse = backend.run_prefill_new_tokens(q, k[8:], v[8:], return_softmax_lse=True)
     assert before_lse.shape == after_lse.shape == (HEADS, 10) and before_lse.is_contiguous()
     compare(backend.run_prefill_new_tokens(q, k[8:], v[8:], return_softmax_lse=False), after)

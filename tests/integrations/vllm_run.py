@@ -1,6 +1,7 @@
 """Runs a saved toy model in vLLM on this CPU; prints tokens, log-probabilities and which ops ran how often, as JSON.
 
-Usage: vllm_run.py MODEL_FOLDER eager|compiled [DTYPE]. In bfloat16 the prompts' log-probabilities too. A process of its own: vLLM loads its plugins once.
+Usage: vllm_run.py MODEL_FOLDER eager|compiled [DTYPE]; in bfloat16 it prints the prompts' log-probabilities too.
+A process of its own: vLLM loads its plugins once.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class TokenspeedAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Return the order in memory of that shape's dimensions, which releases up to 0.26 ask for: what the user chose.
+        """Return the order in memory of that shape's dimensions, as the user chose it; releases up to 0.26 ask for it.
 
         With ``include_num_layers_dimension`` a dimension of layers comes first in the shape. Pages stay outermost in
         memory, so that vLLM may pad them.
@@ -258,7 +258,7 @@ class TokenspeedAttentionImpl(AttentionImpl):
         return (self.num_heads, self.num_kv_heads, self.head_size, window, cap, self.sinks is None, self.fp8)
 
     def warm_up(self, layer: Any, metadata: Metadata, dtype: torch.dtype, device: torch.device) -> None:
-        """Run the attention with queries of their own and with ones cut from a projection of queries, keys and values."""
+        """Run the attention, with queries by themselves and with ones that are part of a row with keys and values."""
         if layer.kv_cache.numel() == 0:
             return
         tokens, heads = metadata.num_actual_tokens, self.num_heads + 2 * self.num_kv_heads

@@ -93,11 +93,15 @@ class TokenspeedFp8LinearMethod(LinearMethodBase):
         self.static = quant_config.activation_scheme == "static"
 
     def create_weights(
-        self, layer: torch.nn.Module, input_size_per_partition: int, output_partition_sizes: list[int], input_size: int,
+        self, layer: Any, input_size_per_partition: int, output_partition_sizes: list[int], input_size: int,
         output_size: int, params_dtype: torch.dtype, **extra_weight_attrs: Any,
     ) -> None:  # fmt: skip
         """Give the layer the tensors that a checkpoint fills."""
-        loader, parts, columns = extra_weight_attrs.get("weight_loader"), output_partition_sizes, input_size_per_partition
+        loader, parts, columns = (
+            extra_weight_attrs.get("weight_loader"),
+            output_partition_sizes,
+            input_size_per_partition,
+        )
         layer.logical_widths, layer.orig_dtype, layer.weight_block_size = parts, params_dtype, self.blocks
         layer.input_size_per_partition, layer.output_size_per_partition = columns, sum(parts)
         layer.register_parameter("weight", create_fp8_weight_parameter(sum(parts), columns, loader))

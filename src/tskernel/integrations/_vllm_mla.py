@@ -109,6 +109,12 @@ class TokenspeedMLAMetadataBuilder(MLACommonMetadataBuilder):
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[Any] = QueryLenSupport.UNIFORM
 
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device, **more: Any
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
+        self.layer_names = layer_names  # vLLM's own does not keep them
+
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """Return the batch that a graph is recorded with, after one run of the decode with it (see attention's)."""
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
@@ -117,10 +123,6 @@ class TokenspeedMLAMetadataBuilder(MLACommonMetadataBuilder):
         calls = [partial(_warm_up, layer, metadata, self.model_config.dtype) for layer in kinds.values()]
         warmup_selection((), calls=calls)
         return metadata
-
-    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.layer_names = layer_names  # vLLM's own does not keep them
 
 
 def _warm_up(layer: Any, metadata: Any, dtype: torch.dtype) -> None:
@@ -229,15 +231,17 @@ class TokenspeedMLAPrefillBackend(MLAPrefillBackend):
         return self._run(q, k, v, (offsets, offsets, longest, longest), True, return_softmax_lse, out)
 
     def run_prefill_context_chunk(
-        self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``[T, H, Dv]`` and the LSE ``[H, T]``. ``chunk`` is a number up to 0.26, later the part itself."""
-        if isinstance(chunk, int):
+        self, chunk: Any = None, q: Any = None, k: Any = None, v: Any = None, out: Tensor | None = None, *,
+        chunk_idx: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return ``[T, H, Dv]`` and the LSE ``[H, T]`` of one part of the context.
+
+        Releases up to 0.26 give its number, ``chunk_idx``; later ones the part itself, ``chunk``.
+        """
+        if chunk_idx is not None:
             batch = self._prefill_metadata
-            context = batch.chunked_context
-            lengths = (
-                batch.query_start_loc, context.cu_seq_lens[chunk], batch.max_query_len, context.max_seq_lens[chunk]
-            )  # fmt: skip
+            sums, longest = batch.chunked_context.cu_seq_lens[chunk_idx], batch.chunked_context.max_seq_lens[chunk_idx]
+            lengths = (batch.query_start_loc, sums, batch.max_query_len, longest)
         else:
             lengths = (chunk.query_start_loc, chunk.cu_seq_lens, chunk.max_query_len, chunk.max_seq_len)
         return self._run(q, k, v, lengths, False, True, out)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportIncompatibleMethodOverride=false
-"""GPT-OSS's experts in mxfp4 by ``moe_fused``, on the weights of the checkpoint: no padding, no reordering for a kernel.
+"""GPT-OSS's experts in mxfp4 by ``moe_fused``, on the checkpoint's weights: no padding, no order of a kernel's own.
 
 vLLM takes a registered quantization before its own of the same name.
 """

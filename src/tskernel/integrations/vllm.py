@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """vLLM on ``torch.ops.tokenspeed``: attention, norms, activations, rotary embeddings, experts, fp8.
 
 A plugin that vLLM finds by itself (entry point ``vllm.general_plugins``). It does nothing unless asked:
@@ -6,8 +6,8 @@ A plugin that vLLM finds by itself (entry point ``vllm.general_plugins``). It do
     TSKERNEL_VLLM=1 vllm serve MODEL --attention-backend TOKENSPEED
 
 ``TSKERNEL_VLLM`` is ``1`` for everything, or names parts: ``attention,mla,norm,activation,rope,moe,fp8,mxfp4``.
-Attention is registered as a backend, which vLLM then uses if it is chosen (on CPU there is nothing to choose: it takes the place of
-vLLM's own). docs/drop-in.md says what is replaced and what is not.
+Attention is registered as a backend, which vLLM then uses if it is chosen (on CPU there is nothing to choose: it takes
+the place of vLLM's own). docs/drop-in.md says what is replaced and what is not.
 """
 
 from __future__ import annotations
