@@ -15,7 +15,7 @@ test: $(STAMP)
 
 # Real vLLM on the CPU, in an environment of its own: its versions of torch and transformers are pinned.
 test-vllm: $(VLLM_VENV)/.complete
-	$(VLLM_VENV)/bin/python -m pytest -n 2 tests/integrations/test_vllm.py tests/integrations/test_vllm_splitting.py $(PYTEST_ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n 2 tests/integrations/test_vllm*.py $(PYTEST_ARGS)
 
 $(VLLM_VENV)/.complete: tools/vllm_environment.sh pyproject.toml
 	tools/vllm_environment.sh $(VLLM_VENV)

@@ -7,6 +7,7 @@ vLLM keeps keys and values of a token side by side; the ops take the two as view
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,8 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+
+from tskernel import warmup_selection
 
 ops = torch.ops.tokenspeed
 NAME = "TOKENSPEED"
@@ -55,8 +58,10 @@ class TokenspeedAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Return the name that logs show."""
-        return "CPU_ATTN" if current_platform.is_cpu() else NAME
+        """Return the name under which vLLM finds the backend again: a layer looks it up among the registered ones."""
+        if current_platform.is_cpu():
+            return "CPU_ATTN"
+        return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type:
@@ -80,6 +85,20 @@ class TokenspeedAttentionBackend(AttentionBackend):
         """Return the shape that releases up to 0.26 ask for; later ones always use this one."""
         return (num_blocks, num_kv_heads, block_size, 2 * head_size)
 
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Return the order in memory of that shape's dimensions, as the user chose it; releases up to 0.26 ask for it.
+
+        With ``include_num_layers_dimension`` a dimension of layers comes first in the shape. Pages stay outermost in
+        memory, so that vLLM may pad them.
+        """
+        from vllm.v1.attention.backends import utils
+
+        heads_first = utils.get_kv_cache_layout() == "HND"  # pyright: ignore[reportAttributeAccessIssue]
+        if include_num_layers_dimension:
+            return (1, 2, 0, 3, 4) if heads_first else (1, 0, 3, 2, 4)
+        return (0, 1, 2, 3) if heads_first else (0, 2, 1, 3)
+
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         """Whether layers of this type are served: not those that attend to another sequence."""
@@ -99,6 +118,11 @@ class TokenspeedAttentionBackend(AttentionBackend):
     def supports_non_causal(cls) -> bool:
         """Attention to later tokens is."""
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Batches are sorted by the host's query lengths: they must be those of the device."""
+        return False
 
 
 @dataclass
@@ -154,6 +178,20 @@ class TokenspeedMetadataBuilder(AttentionMetadataBuilder):
                 offsets - tokens if tokens else offsets, _fresh(batch, requests),
             )  # fmt: skip
         return Metadata(batch.num_actual_tokens, batch.slot_mapping, batch.causal, decodes, others)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Metadata:
+        """Return the batch that a graph is recorded with, after one run of the attention with it.
+
+        vLLM runs the model once before it records, but the V1 model runner does so with short sequences, and records
+        with the longest ones. What is compiled for these must be compiled before.
+        """
+        metadata = super().build_for_cudagraph_capture(common_attn_metadata)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        kinds = {layers[name].impl.kind: layers[name] for name in self.layer_names if name in layers}
+        dtype = self.vllm_config.model_config.dtype
+        calls = [partial(layer.impl.warm_up, layer, metadata, dtype, self.device) for layer in kinds.values()]
+        warmup_selection((), calls=calls)
+        return metadata
 
     def _decodes(self, batch: Any) -> tuple[int, int]:
         """Return how many requests at the front have the same few new tokens, and how many tokens these are."""
@@ -212,6 +250,22 @@ class TokenspeedAttentionImpl(AttentionImpl):
             "logit_cap": float(logits_soft_cap or 0.0),
             "sinks": sinks,
         }
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What may make kernels differ between layers of a cache."""
+        window, cap = self.options["window_left"], self.options["logit_cap"]
+        return (self.num_heads, self.num_kv_heads, self.head_size, window, cap, self.sinks is None, self.fp8)
+
+    def warm_up(self, layer: Any, metadata: Metadata, dtype: torch.dtype, device: torch.device) -> None:
+        """Run the attention, with queries by themselves and with ones that are part of a row with keys and values."""
+        if layer.kv_cache.numel() == 0:
+            return
+        tokens, heads = metadata.num_actual_tokens, self.num_heads + 2 * self.num_kv_heads
+        rows = torch.zeros((tokens, heads, self.head_size), dtype=dtype, device=device)
+        q, k, v = rows.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        for query in (q, q.contiguous()):
+            self.forward(layer, query, k, v, layer.kv_cache, metadata, torch.empty_like(query.contiguous()))
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor

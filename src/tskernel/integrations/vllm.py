@@ -1,13 +1,13 @@
-# pyright: reportMissingImports=false
-"""vLLM on ``torch.ops.tokenspeed``: attention, norms, activations, rotary embeddings and experts.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""vLLM on ``torch.ops.tokenspeed``: attention, norms, activations, rotary embeddings, experts, fp8.
 
 A plugin that vLLM finds by itself (entry point ``vllm.general_plugins``). It does nothing unless asked:
 
     TSKERNEL_VLLM=1 vllm serve MODEL --attention-backend TOKENSPEED
 
-``TSKERNEL_VLLM`` is ``1`` for everything, or names parts: ``attention,norm,activation,rope,moe``. Attention is
-registered as a backend, which vLLM then uses if it is chosen (on CPU there is nothing to choose: it takes the place of
-vLLM's own). docs/drop-in.md says what is replaced and what is not.
+``TSKERNEL_VLLM`` is ``1`` for everything, or names parts: ``attention,mla,norm,activation,rope,moe,fp8,mxfp4``.
+Attention is registered as a backend, which vLLM then uses if it is chosen (on CPU there is nothing to choose: it takes
+the place of vLLM's own). docs/drop-in.md says what is replaced and what is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 __all__ = ["PARTS", "SWITCH", "register", "wanted"]
 
 SWITCH: Final = "TSKERNEL_VLLM"
-PARTS: Final = ("attention", "norm", "activation", "rope", "moe")
+PARTS: Final = ("attention", "mla", "norm", "activation", "rope", "moe", "fp8", "mxfp4")
 _OFF: Final = ("", "0", "false", "off")
 _ALL: Final = ("1", "true", "on", "all")
 _MODULES: Final = "tskernel.integrations._vllm_"
@@ -73,7 +73,7 @@ def register() -> None:
 
 
 def _installer(part: str) -> Callable[[], str]:
-    module = {"attention": "attention", "moe": "moe"}.get(part, "layers")
+    module = "layers" if part in ("norm", "activation", "rope") else part
     return getattr(import_module(_MODULES + module), f"install_{part}")
 
 
