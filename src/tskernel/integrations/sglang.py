@@ -100,7 +100,8 @@ def _installer(part: str) -> Callable[[], str]:
 
 def _say(line: str) -> None:
     """Log a line as SGLang does; SGLang loads plugins before it sets up its log."""
-    if logging.getLogger().handlers:
-        logging.getLogger("sglang.tskernel").info(line)
+    logger = logging.getLogger("sglang.tskernel")
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info(line)
     else:
         sys.stderr.write(f"{line}\n")
