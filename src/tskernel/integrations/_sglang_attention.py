@@ -79,8 +79,10 @@ class TokenspeedAttnBackend(AttentionBackend):
             )
         if self.recorded is None:
             raise RuntimeError("tskernel attention: init_cuda_graph_state was not called before a graph was recorded")
-        slots = len(forward_batch.out_cache_loc)
-        self.forward_metadata = self.tables.decode(forward_batch).to(self.recorded, slots)
+        metadata = self.tables.decode(forward_batch)
+        if in_capture and metadata.window_slots is not None:
+            metadata.window_slots.zero_()  # what is recorded runs once, and must not write to slots in use
+        self.forward_metadata = metadata.to(self.recorded, len(forward_batch.out_cache_loc))
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Return the length of requests that only fill up a recorded batch."""
