@@ -8,7 +8,6 @@ A process of its own: SGLang loads its plugins once.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from array import array
 from collections import Counter

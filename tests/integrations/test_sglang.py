@@ -487,5 +487,5 @@ def test_what_has_no_place_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pytes
     monkeypatch.setenv("TSKERNEL_SGLANG", "norm")
     with pytest.raises(RuntimeError, match="cannot replace what TSKERNEL_SGLANG names"):
         plugin.register()
-    with pytest.raises(SystemExit, match="tskernel: .*cannot replace what TSKERNEL_SGLANG names"):
+    with pytest.raises(SystemExit, match=r"tskernel: .*cannot replace what TSKERNEL_SGLANG names"):
         plugin.load()

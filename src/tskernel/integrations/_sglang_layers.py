@@ -23,7 +23,7 @@ DEVICES = ("native", "cuda", "hip", "aiter", "cpu", "xpu", "npu", "musa")
 
 
 def hook(hooks: dict[type, Callable[..., Any]]) -> str:
-    """Hook the forward methods of each class; return the names of the classes.
+    """Register a hook of the forward methods of each class; return the names of the classes.
 
     Nothing is hooked when one of the methods is missing or has a hook already: SGLang itself would only log that.
     """
@@ -42,7 +42,7 @@ def hook(hooks: dict[type, Callable[..., Any]]) -> str:
 
 
 def install_norm() -> str:
-    """Hook RMSNorm and the two classes of norms with weight 1 + w."""
+    """Stand in for RMSNorm and the two classes of norms with weight 1 + w."""
     return hook({
         sglang_norm.RMSNorm: _rmsnorm,
         sglang_norm.GemmaRMSNorm: _gemma_rmsnorm,
@@ -104,7 +104,7 @@ def _gemma_rmsnorm(
 
 
 def install_activation() -> str:
-    """Hook the gated activations."""
+    """Stand in for the gated activations."""
     return hook({sglang_activation.SiluAndMul: _silu_and_mul, sglang_activation.GeluAndMul: _gelu_and_mul})
 
 
@@ -119,7 +119,7 @@ def _gelu_and_mul(original: Callable[..., Any], self: Any, x: Tensor) -> Any:
 
 
 def install_rope() -> str:
-    """Hook RotaryEmbedding, and so its kinds that differ only in their table of angles."""
+    """Stand in for RotaryEmbedding, and so its kinds that differ only in their table of angles."""
     return hook({RotaryEmbedding: _rotary_embedding})
 
 
