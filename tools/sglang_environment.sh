@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make an environment with SGLang on a CPU build of torch and this checkout, for tests/integrations/test_sglang.py
-# (2.3 GB, 3 minutes). Usage: tools/sglang_environment.sh FOLDER
+# (2.3 GB, 2 to 3 minutes). Usage: tools/sglang_environment.sh FOLDER
 # SGLang's own requirements are for CUDA, some 10 GB; here is what it imports on a CPU. SGLang 0.5.23 pins torch 2.14.1
 # and needs nothing newer than 2.13 here.
 set -euo pipefail

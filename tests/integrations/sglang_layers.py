@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ def norms() -> dict[str, Case]:
         "rmsnorm, strided": (plain, (torch.randn(T, 2 * H)[:, :H],), "rmsnorm"),
         "rmsnorm, residual": (plain, (x, r), "add_rmsnorm"),
         "rmsnorm, residual and another": (plain, (x, r, post), "add_rmsnorm"),
+        "rmsnorm, before a linear layer": (lambda: before_linear(torch.nn.Linear(H, H)), (x, r), "add_rmsnorm"),
         "rmsnorm, no rows": (plain, (x[:0],), "rmsnorm"),
         "rmsnorm, part of the row": (weighted(lambda: norm.RMSNorm(H, 1e-5, var_hidden_size=32)), (x,), None),
         "rmsnorm, rounded before": (
@@ -74,6 +76,28 @@ def norms() -> dict[str, Case]:
         cases[cls.__name__] = (make, (x,), "gemma_rmsnorm")
         cases[f"{cls.__name__}, residual"] = (make, (x, r), "add_rmsnorm")
     return cases
+
+
+def before_linear(linear: Any) -> Any:
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    layer = weighted(lambda: RMSNorm(H, 1e-5))()
+    layer.fuse_input_quant(linear)
+    return layer
+
+
+def check_norms_before_quantized_layers() -> None:
+    """A norm on CUDA goes to the op, unless SGLang would quantize its result in the same kernel."""
+    from sglang.srt.layers.quantization.fp8 import Fp8LinearMethod
+
+    from tskernel.integrations._sglang_layers import _rmsnorm_on_cuda
+
+    x, left = torch.randn(T, H), object()
+    plain = before_linear(torch.nn.Linear(H, H))
+    compare(_rmsnorm_on_cuda(lambda *_: left, plain, x), plain(x))
+    method = Fp8LinearMethod.__new__(Fp8LinearMethod)
+    quantized = before_linear(SimpleNamespace(quant_method=method, input_scale=torch.ones(1)))
+    assert _rmsnorm_on_cuda(lambda *_: left, quantized, x) is left
 
 
 def others() -> dict[str, Case]:
@@ -124,7 +148,7 @@ def main() -> None:
         expected = [] if op is None else [op]
         assert seen.names == expected, f"{name}: expected {expected}, got {seen.names}"
         compare(got, want[name])
-    for name in ("rmsnorm", "rmsnorm, residual", "silu", "rope", "GemmaRMSNorm"):
+    for name in ("rmsnorm", "rmsnorm, residual", "rmsnorm, before a linear layer", "silu", "rope", "GemmaRMSNorm"):
         make, arguments, op = cases[name]
         layer, graphs = make(), []
         layer.enter_torch_compile(T)
@@ -136,6 +160,7 @@ def main() -> None:
         got = torch.compile(layer, fullgraph=True, backend=keep)(*clones(arguments))
         assert graphs == [[f"tokenspeed.{op}.default"]] or graphs == [[f"tokenspeed.{op}"]], f"{name}: {graphs}"
         compare(got, want[name])
+    check_norms_before_quantized_layers()
     sys.stdout.write("ALL ALIKE\n")
 
 

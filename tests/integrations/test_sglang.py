@@ -65,10 +65,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"layer_types": KINDS, "sliding_window": 8, "query_pre_attn_scalar": 32},
     ),
 }
-COMMON = {"mha_prefill", "mha_extend_with_kvcache", "mha_decode_with_kvcache", "apply_rope", "add_rmsnorm"}
+COMMON = {"mha_prefill", "mha_extend_with_kvcache", "mha_decode_with_kvcache", "add_rmsnorm"}
 OPS = {
-    "llama": COMMON | {"rmsnorm", "silu_and_mul"},
-    "gemma3": (COMMON - {"add_rmsnorm"}) | {"gemma_rmsnorm", "gelu_tanh_and_mul"},
+    "llama": COMMON | {"rmsnorm", "silu_and_mul", "apply_rope"},
+    "gemma3": COMMON | {"gemma_rmsnorm", "gelu_tanh_and_mul"},  # has rotations of its own
 }
 
 

@@ -182,13 +182,12 @@ class TokenspeedAttnBackend(AttentionBackend):
         return q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
 
     def _windowed(self, layer: Any) -> bool:
-        return self.apart and self.pool.layers_mapping[layer.layer_id][1]
+        return self.pool.layers_mapping[layer.layer_id][1]
 
     def _table(self, layer: Any) -> Tensor:
         metadata = self._metadata()
-        table = metadata.window_table if self._windowed(layer) else metadata.table
-        assert table is not None
-        return table
+        apart = metadata.window_table
+        return metadata.table if apart is None or not self._windowed(layer) else apart
 
     def _caches(self, layer: Any) -> tuple[Tensor, Tensor]:
         """Return keys and values as ``[pages, page_size, Hkv, D]``."""

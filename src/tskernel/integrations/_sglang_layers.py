@@ -14,6 +14,7 @@ import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers import activation as sglang_activation
 from sglang.srt.layers import layernorm as sglang_norm
+from sglang.srt.layers.layernorm import _fp8_static_input_scale
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import Tensor
@@ -22,9 +23,10 @@ ops = torch.ops.tokenspeed
 DEVICES = ("native", "cuda", "hip", "aiter", "cpu", "xpu", "npu", "musa")
 
 
-def hook(hooks: dict[type, Callable[..., Any]]) -> str:
+def hook(hooks: dict[type, Callable[..., Any]], **of_methods: Callable[..., Any]) -> str:
     """Register a hook of the forward methods of each class; return the names of the classes.
 
+    ``of_methods`` names a method, as ``RMSNorm_forward_cuda``, that has a hook of its own.
     Nothing is hooked when one of the methods is missing or has a hook already: SGLang itself would only log that.
     """
     targets = {}
@@ -32,7 +34,9 @@ def hook(hooks: dict[type, Callable[..., Any]]) -> str:
         methods = [name for name in (f"forward_{device}" for device in DEVICES) if name in vars(cls)]
         if "forward_native" not in methods:
             raise AttributeError(f"{cls.__name__} has no forward_native")
-        targets |= {f"{cls.__module__}.{cls.__name__}.{name}": fn for name in methods}
+        for name in methods:
+            own = of_methods.get(f"{cls.__name__}_{name}", fn)
+            targets[f"{cls.__module__}.{cls.__name__}.{name}"] = own
     for target in targets:
         if HookRegistry._hooks.get(target):
             raise TypeError(f"{target} has a hook of another plugin")
@@ -43,11 +47,12 @@ def hook(hooks: dict[type, Callable[..., Any]]) -> str:
 
 def install_norm() -> str:
     """Stand in for RMSNorm and the two classes of norms with weight 1 + w."""
-    return hook({
+    hooks = {
         sglang_norm.RMSNorm: _rmsnorm,
         sglang_norm.GemmaRMSNorm: _gemma_rmsnorm,
         sglang_norm.Gemma3RMSNorm: _gemma_rmsnorm,
-    })  # fmt: skip
+    }
+    return hook(hooks, RMSNorm_forward_cuda=_rmsnorm_on_cuda)
 
 
 def _fits(x: Tensor, weight: Tensor, residual: Tensor | None) -> bool:
@@ -70,8 +75,6 @@ def _rmsnorm(
         or self.cast_x_before_out_mul  # rounds before the product with the weight
         or self.override_orig_dtype is not None
         or (self.fp32_residual and residual is not None and x.dtype != torch.float32)
-        or quant_linear is not None  # SGLang quantizes in the same kernel
-        or self._quant_linear is not None
         or getattr(self, "x_pad_to_multiple", 0) > 0
         or self.weight.shape[0] != x.shape[-1]
     )
@@ -82,6 +85,21 @@ def _rmsnorm(
     if post_residual_addition is not None:
         residual = residual + post_residual_addition
     return ops.add_rmsnorm(x, residual, self.weight, self.variance_epsilon)
+
+
+def _rmsnorm_on_cuda(
+    original: Callable[..., Any],
+    self: Any,
+    x: Tensor,
+    residual: Tensor | None = None,
+    post_residual_addition: Tensor | None = None,
+    quant_linear: Any = None,
+) -> Any:
+    """Leave to SGLang a norm that quantizes its result for the layer behind it: only this method can."""
+    behind = self._quant_linear if quant_linear is None else quant_linear
+    if _fp8_static_input_scale(behind) is not None:
+        return original(self, x, residual, post_residual_addition, quant_linear)
+    return _rmsnorm(original, self, x, residual, post_residual_addition, quant_linear)
 
 
 def _gemma_rmsnorm(
