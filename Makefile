@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+SGLANG_VENV ?= .venv-sglang
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: demo test test-vllm lint docs clean
+.PHONY: demo test test-vllm test-sglang lint docs clean
 
 demo: $(STAMP)
 	$(PY) -m tskernel demo
@@ -19,6 +20,14 @@ test-vllm: $(VLLM_VENV)/.complete
 
 $(VLLM_VENV)/.complete: tools/vllm_environment.sh pyproject.toml
 	tools/vllm_environment.sh $(VLLM_VENV)
+	touch $@
+
+# Real SGLang on the CPU, likewise.
+test-sglang: $(SGLANG_VENV)/.complete
+	OMP_NUM_THREADS=1 $(SGLANG_VENV)/bin/python -m pytest -n 2 tests/integrations/test_sglang.py $(PYTEST_ARGS)
+
+$(SGLANG_VENV)/.complete: tools/sglang_environment.sh pyproject.toml
+	tools/sglang_environment.sh $(SGLANG_VENV)
 	touch $@
 
 lint: $(STAMP)
@@ -44,4 +53,4 @@ $(STAMP): constraints.txt pyproject.toml setup.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) build dist
